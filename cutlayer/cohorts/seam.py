@@ -1,0 +1,25 @@
+"""The clients of a round, wherever they live: the only seam between an algorithm and a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cutlayer.messages import CutGrad, Plan, Report, Smashed
+from cutlayer.waves import Wave
+
+
+class Cohort(Protocol):
+    """Executes waves. What does not arrive in time is left out; the round goes on without it."""
+
+    def open(self, plans: Sequence[Plan]) -> None:
+        """Begin a round with these clients."""
+
+    def gather(self, wave: Wave) -> Sequence[Smashed]:
+        """One step forward of each client of the wave."""
+
+    def scatter(self, replies: Sequence[CutGrad]) -> None:
+        """The gradients at the cut, back to their clients."""
+
+    def close(self, clients: Sequence[int]) -> Sequence[Report]:
+        """The trained fronts of these clients."""

@@ -1,0 +1,88 @@
+"""Cutting a model in two.
+
+A model is an ordered list of blocks: an `nn.Sequential`, or any module with a `blocks` attribute whose forward
+applies them in order. `cut=L` gives the client blocks 0..L (block 0 is the stem) and the server the rest.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer.errors import ContractError, expect
+
+Cut = int | tuple[int, int]
+"""One block index, or (lo, hi) inclusive: redrawn every round."""
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model, in order."""
+    given = model if isinstance(model, nn.Sequential) else getattr(model, "blocks", None)
+    if not isinstance(given, Iterable):
+        raise ContractError(
+            f"model = {type(model).__name__}: expected an nn.Sequential, or a module with a `blocks` attribute"
+        )
+    blocks = list(given)
+    expect(len(blocks) >= 2, "model", f"{type(model).__name__} of {len(blocks)} block(s)", "at least 2 blocks to cut")
+    held = {id(t) for b in blocks for t in (*b.parameters(), *b.buffers())}
+    stray = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if id(t) not in held]
+    expect(not stray, "model", stray, "every parameter and buffer inside one of the blocks")
+    return blocks
+
+
+def cut_range(cut: Cut, blocks: int) -> tuple[int, int]:
+    """`cut` as an inclusive range of block indices, checked: the server keeps at least the last block."""
+    lo, hi = cut if isinstance(cut, tuple | list) else (cut, cut)
+    whole = all(isinstance(c, int) and not isinstance(c, bool) for c in (lo, hi))
+    expect(whole and 0 <= lo <= hi <= blocks - 2, "cut", cut, f"block indices from 0 to {blocks - 2}")
+    return lo, hi
+
+
+def refuse_shared(model: nn.Module, lo: int, hi: int) -> None:
+    """Refuse a parameter or buffer that both sides of a cut in lo..hi would hold."""
+    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    first: dict[int, int] = {}
+    for index, block in enumerate(blocks_of(model)):
+        for tensor in (*block.parameters(), *block.buffers()):
+            owner = first.setdefault(id(tensor), index)
+            if owner < index and owner <= hi and index > lo:  # a cut c in lo..hi has owner <= c < index
+                where = lo if lo == hi else (lo, hi)
+                shared = f"{names[id(tensor)]!r} is shared by blocks {owner} and {index}"
+                raise ContractError(f"model: {shared}, on both sides of cut = {where}")
+
+
+def in_order(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """The blocks applied one after another."""
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
+    """Stand-alone copies of the front (blocks 0..cut) and of the back."""
+    blocks = blocks_of(model)
+    lo, hi = cut_range(cut, len(blocks))
+    refuse_shared(model, lo, hi)
+    copies = [copy.deepcopy(nn.Sequential(*part)) for part in (blocks[: cut + 1], blocks[cut + 1 :])]
+    return copies[0], copies[1]
+
+
+def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
+    """The two halves as one model again (sharing their parameters)."""
+    return nn.Sequential(*front, *back)
+
+
+@torch.no_grad()
+def probe(model: nn.Module, x: Tensor) -> Tensor:
+    """Output on a few rows in inference mode; refuses a model whose forward is not its blocks in order."""
+    twin = copy.deepcopy(model).eval()
+    whole = twin(x)
+    parts = in_order(blocks_of(twin), x)
+    if not isinstance(whole, Tensor) or not isinstance(parts, Tensor) or whole.shape != parts.shape:
+        raise ContractError("model: expected one tensor out of the last block, the same as out of the model")
+    if not torch.allclose(whole, parts, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise ContractError("model: its forward is not its blocks applied in order, so a cut would change it")
+    return whole

@@ -1,0 +1,47 @@
+"""Everything cutlayer raises on purpose.
+
+CutlayerError
+├── ContractError    an argument, a model, data or a message is not what was agreed (a ValueError too)
+├── Diverged         the loss or the weights are no longer finite
+├── RoundAbandoned   no selected client finished the round; the weights are those before it
+└── StoreError       a run directory cannot be read or written
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CutlayerError(Exception):
+    """The root: catch this to catch all of them."""
+
+
+class ContractError(CutlayerError, ValueError):
+    """Something given breaks the contract; the message names it, its value and what was expected."""
+
+
+class Diverged(CutlayerError):
+    """Training left the finite numbers."""
+
+
+class RoundAbandoned(CutlayerError):
+    """A round could not be completed and changed nothing."""
+
+
+class StoreError(CutlayerError):
+    """A run directory is missing, damaged or in the way."""
+
+
+def expect(truth: bool, field: str, value: object, expected: str) -> None:
+    """Refuse `value` of `field` unless `truth`, saying what was expected."""
+    if not truth:
+        raise ContractError(f"{field} = {value!r}: expected {expected}")
+
+
+def unknown(what: str, name: object, valid: Iterable[str]) -> ContractError:
+    """The error for a name that is not in a table, with the nearest one that is."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ContractError(f"unknown {what} {name!r}: {hint}valid: {', '.join(names)}")

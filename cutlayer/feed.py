@@ -1,0 +1,68 @@
+"""Which samples a client takes, step by step: batches of a round, drawn at the address (seed, round, client)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.errors import expect
+from cutlayer.rng import rng
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The rule of a run: T_j = E * floor(|D_j| / B), each epoch in a new order, the incomplete batch dropped.
+
+    `steps` overrides `epochs`: the loader wraps, in a new order each time, until that many steps are done.
+    `last_batch="keep"` keeps the incomplete batch; `small_client="one_batch"` gives a client with fewer than B
+    samples one batch of all of them per epoch instead of skipping it.
+    """
+
+    batch_size: int = 32
+    epochs: int = 5
+    steps: int | None = None
+    shuffle: bool = True
+    last_batch: Literal["drop", "keep"] = "drop"
+    small_client: Literal["skip", "one_batch"] = "skip"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("batch_size", "epochs", "steps"):
+            value = getattr(self, field)
+            name = {"epochs": "local_epochs", "steps": "local_steps"}.get(field, field)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            expect(whole or (field == "steps" and value is None), name, value, "a whole number, at least 1")
+        expect(self.last_batch in ("drop", "keep"), "last_batch", self.last_batch, "'drop' or 'keep'")
+        expect(self.small_client in ("skip", "one_batch"), "small_client", self.small_client, "'skip' or 'one_batch'")
+
+    def per_epoch(self, samples: int) -> int:
+        """Batches in one pass over `samples` rows."""
+        if 0 < samples < self.batch_size:
+            return int(self.last_batch == "keep" or self.small_client == "one_batch")
+        full, rest = divmod(samples, self.batch_size)
+        return full + int(rest > 0 and self.last_batch == "keep")
+
+    def epochs_of(self, samples: int) -> list[int]:
+        """The steps of each pass of a round; their sum is T_j, and none at all means the client is skipped."""
+        each = self.per_epoch(samples)
+        if each == 0:
+            return []
+        if self.steps is None:
+            return [each] * self.epochs
+        full, rest = divmod(self.steps, each)
+        return [each] * full + [rest] * (rest > 0)
+
+    def batches(self, samples: int, round: int, client: int) -> Iterator[Indices]:
+        """The row indices of each step of a round."""
+        for epoch, steps in enumerate(self.epochs_of(samples)):
+            order = np.arange(samples)
+            if self.shuffle:
+                order = rng(self.seed, round, client, f"batches/{epoch}").permutation(samples)
+            for step in range(steps):
+                yield order[step * self.batch_size : (step + 1) * self.batch_size]

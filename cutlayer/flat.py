@@ -1,0 +1,235 @@
+"""Flat rows: a model's state as three vectors, and n copies of a half as the rows of one tensor.
+
+    w  [d]  the trainable parameters, in block order, so that any cut is an offset
+    b  [e]  the floating buffers (BatchNorm's running statistics)
+    i  [c]  the int64 buffers (BatchNorm's batch counters)
+
+Frozen parameters and other buffers are constants: they stay in the blocks and never move.
+Broadcasting is one copy, averaging and momentum are one expression on rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from cutlayer.cut import blocks_of, in_order
+from cutlayer.errors import ContractError, expect
+
+
+class Vectors(NamedTuple):
+    """The state of a model, or of a half: parameters, floating buffers, counters."""
+
+    w: Tensor
+    b: Tensor
+    i: Tensor
+
+    def clone(self) -> Vectors:
+        return Vectors(*(v.clone() for v in self))
+
+    def split(self, at: Vectors | tuple[int, int, int]) -> tuple[Vectors, Vectors]:
+        """The two halves at an offset, as views."""
+        pairs = [(v[:o], v[o:]) for v, o in zip(self, at, strict=True)]
+        return Vectors(*(p[0] for p in pairs)), Vectors(*(p[1] for p in pairs))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(v.nbytes for v in self)
+
+
+class Slot(NamedTuple):
+    """One tensor's place in a vector, and every (module, attribute) that reads it."""
+
+    start: int
+    stop: int
+    shape: torch.Size
+    places: list[tuple[nn.Module, str]]
+
+
+class Views(NamedTuple):
+    """One row, seen as the tensors a module computes with."""
+
+    w: list[nn.Parameter]
+    b: list[Tensor]
+    i: list[Tensor]
+
+
+class Half:
+    """Consecutive blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound."""
+
+    def __init__(self, blocks: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
+        self.blocks = list(nn.Sequential(*blocks).to(device))
+        self.device = torch.device(device)
+        self.slots: tuple[list[Slot], list[Slot], list[Slot]] = ([], [], [])
+        self.ends: list[tuple[int, int, int]] = []  # the three offsets at which each block ends
+        seen: dict[int, Slot] = {}
+        for block in self.blocks:
+            for module, name, tensor in _tensors(block):
+                kind = _kind(tensor)
+                if kind is None:
+                    continue
+                slots = self.slots[kind]
+                if id(tensor) not in seen:
+                    start = slots[-1].stop if slots else 0
+                    seen[id(tensor)] = Slot(start, start + tensor.numel(), tensor.shape, [])
+                    slots.append(seen[id(tensor)])
+                seen[id(tensor)].places.append((module, name))
+            self.ends.append(self.sizes)
+        fallback = (torch.get_default_dtype(), torch.get_default_dtype(), torch.int64)
+        self.dtypes = tuple(_one_dtype(slots, none) for slots, none in zip(self.slots, fallback, strict=True))
+        self._bound: Views | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        w, b, i = (slots[-1].stop if slots else 0 for slots in self.slots)
+        return w, b, i
+
+    def zeros(self, *rows: int) -> Vectors:
+        """Vectors of this half (or [rows, ...] of them), zero."""
+        made = (
+            torch.zeros(*rows, n, dtype=t, device=self.device) for n, t in zip(self.sizes, self.dtypes, strict=True)
+        )
+        return Vectors(*made)
+
+    def read(self) -> Vectors:
+        """A copy of what the blocks hold now."""
+        out = self.zeros()
+        for vector, slots in zip(out, self.slots, strict=True):
+            for slot in slots:
+                module, name = slot.places[0]
+                vector[slot.start : slot.stop] = getattr(module, name).detach().reshape(-1)
+        return out
+
+    @torch.no_grad()
+    def write(self, state: Vectors) -> None:
+        """Copy `state` into the tensors the blocks hold."""
+        for vector, slots in zip(state, self.slots, strict=True):
+            for slot in slots:
+                module, name = slot.places[0]
+                getattr(module, name).copy_(vector[slot.start : slot.stop].view(slot.shape))
+
+    def views(self, row: Vectors, g: Tensor | None = None) -> Views:
+        """Leaves that alias `row` (and whose gradients alias `g`): they see every later change of it."""
+        w, b, i = ([v[s.start : s.stop].view(s.shape) for s in slots] for v, slots in zip(row, self.slots, strict=True))
+        leaves = [nn.Parameter(t, requires_grad=g is not None) for t in w]
+        if g is not None:
+            for leaf, slot in zip(leaves, self.slots[0], strict=True):
+                leaf.grad = g[slot.start : slot.stop].view(slot.shape)
+        return Views(leaves, b, i)
+
+    def bind(self, views: Views) -> None:
+        """Let the blocks compute with these tensors."""
+        if self._bound is views:
+            return
+        tensors: Sequence[Sequence[Tensor]] = views
+        for kind, slots in zip(tensors, self.slots, strict=True):
+            for tensor, slot in zip(kind, slots, strict=True):
+                for module, name in slot.places:
+                    _put(module, name, tensor)
+        self._bound = views
+
+    def __call__(self, x: Tensor, views: Views) -> Tensor:
+        self.bind(views)
+        out = in_order(self.blocks, x)
+        for tensors, slots in ((views.b, self.slots[1]), (views.i, self.slots[2])):
+            for tensor, slot in zip(tensors, slots, strict=True):
+                module, name = slot.places[0]
+                held = getattr(module, name)
+                if held is not tensor:  # a block that assigns its buffer instead of writing into it
+                    tensor.copy_(held.detach())
+                    _put(module, name, tensor)
+        return out
+
+    def train(self, mode: bool) -> None:
+        for block in self.blocks:
+            block.train(mode)
+
+
+class Rows:
+    """n copies of a half: `w, b, i` of shape [n, ...], a gradient row for each, and their views."""
+
+    def __init__(self, half: Half, n: int) -> None:
+        self.half = half
+        self.w, self.b, self.i = half.zeros(n)
+        self.g = torch.zeros_like(self.w)
+        self._views: list[Views] = []
+        for j in range(n):
+            # .data gives each row its own version counter: an in-place step on one row must not
+            # look to autograd like a change of the others, whose graphs may still be waiting.
+            row = Vectors(self.w[j].data, self.b[j].data, self.i[j].data)
+            self._views.append(half.views(row, self.g[j].data))
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def fill(self, start: Vectors, n: int) -> None:
+        """The first n rows become copies of `start`."""
+        for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
+            rows[:n] = vector
+
+    def row(self, j: int) -> Vectors:
+        return Vectors(self.w[j], self.b[j], self.i[j])
+
+    def forward(self, j: int, x: Tensor) -> Tensor:
+        """The half's output with row j."""
+        return self.half(x, self._views[j])
+
+    def backward(self, j: int, out: Tensor, grad: Tensor | None = None) -> None:
+        """Gradients of `out` into row j of `g`, replacing what was there (and into the graph's other leaves)."""
+        self.g[j].zero_()
+        out.backward(grad)  # type: ignore[no-untyped-call]
+
+
+def half(model: nn.Module, lo: int, hi: int, device: torch.device | str) -> Half:
+    """Blocks lo..hi-1 of a copy of the model."""
+    return Half(blocks_of(copy.deepcopy(model).train())[lo:hi], device)
+
+
+def mean(rows: Sequence[Vectors], p: Sequence[float]) -> Vectors:
+    """sum_j p_j row_j, in the order given; counters by their maximum."""
+    w, b, i = torch.zeros_like(rows[0].w), torch.zeros_like(rows[0].b), rows[0].i.clone()
+    for row, p_j in zip(rows, p, strict=True):
+        w.add_(row.w, alpha=p_j)
+        b.add_(row.b, alpha=p_j)
+        torch.maximum(i, row.i, out=i)
+    return Vectors(w, b, i)
+
+
+def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for module in block.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield module, name, tensor
+
+
+def _kind(tensor: Tensor) -> int | None:
+    """0: a trainable parameter, 1: a floating buffer, 2: a counter, None: a constant."""
+    if is_lazy(tensor):
+        raise ContractError("model: it has lazy parameters; run one batch through it first")
+    if isinstance(tensor, nn.Parameter):
+        return 0 if tensor.requires_grad else None
+    if tensor.is_floating_point():
+        return 1
+    return 2 if tensor.dtype == torch.int64 else None
+
+
+def _one_dtype(slots: list[Slot], none: torch.dtype) -> torch.dtype:
+    found = {getattr(*s.places[0]).dtype for s in slots}
+    expect(
+        len(found) <= 1, "model", sorted(map(str, found)), "one dtype for all its parameters, and one for its buffers"
+    )
+    return found.pop() if found else none
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    if type(module).__setattr__ is not nn.Module.__setattr__:
+        setattr(module, name, tensor)  # recurrent layers keep their own list of weights
+    elif name in module._parameters:
+        module._parameters[name] = tensor  # type: ignore[assignment]
+    else:
+        module._buffers[name] = tensor

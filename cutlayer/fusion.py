@@ -1,0 +1,221 @@
+"""Step-wise momentum fusion for optimizers you already have (SMoFi, Algorithm 1 and Eq. 4 to 6).
+
+k      the step of the round, from 0        A  the optimizers that stepped in it
+k_j    the last step optimizer j took       H  those that stepped before and have finished
+m      |A| + |H|                            s  (k - k_j + offset)^alpha, the weight of a stale momentum
+
+mbar <- ( sum_A m_j + sum_H s_j * m_j ) / m                                                        Eq. 5, 6
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlayer.errors import ContractError, expect
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """How much a finished client's last momentum still counts (algorithms.md 4.2: 2, 4 and 9).
+
+    `stale_offset` 1: the first reuse weighs 2^alpha (the poster); 0: it weighs 1 (the literal zero-based reading).
+    `hist_norm` "count": divide by |A| + |H| (the paper); "weights": by |A| + sum of s.
+    `rebias_history`: rescale Adam's stale moments by (1 - b^t) / (1 - b^t_j), t_j being their age in steps.
+    """
+
+    alpha: float = -0.1
+    stale_offset: int = 1
+    hist_norm: str = "count"
+    rebias_history: bool = False
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
+        expect(number and math.isfinite(self.alpha) and self.alpha < 0, "alpha", self.alpha, "a finite number below 0")
+        expect(self.stale_offset in (0, 1), "stale_offset", self.stale_offset, "0 or 1")
+        expect(self.hist_norm in ("count", "weights"), "hist_norm", self.hist_norm, "'count' or 'weights'")
+        expect(isinstance(self.rebias_history, bool), "rebias_history", self.rebias_history, "true or false")
+
+    def weight(self, k: int, k_j: int) -> float:
+        """s_j at step k of a momentum recorded at step k_j < k (Eq. 6)."""
+        return float((k - k_j + self.stale_offset) ** self.alpha)
+
+    def total(self, active: int, weights: Sequence[float]) -> float:
+        """What Eq. 5 divides by."""
+        return active + (len(weights) if self.hist_norm == "count" else math.fsum(weights))
+
+    def rebias(self, beta: float, k: int, k_j: int) -> float:
+        """The factor that brings a stale, bias-corrected moment to today's correction."""
+        if not self.rebias_history or beta == 0:
+            return 1.0
+        return float((1 - beta ** (k + 1)) / (1 - beta ** (k_j + 1)))
+
+
+class MomentumFusion:
+    """One momentum for many optimizers: after every step, each buffer becomes the staleness-aware mean of all.
+
+    `optimizers`: one `torch.optim` SGD (momentum, nesterov or not), Adam or AdamW per surrogate model, all with
+    parameters of the same shapes in the same order. Call `step` instead of each optimizer's own:
+
+    >>> import torch, cutlayer as cl
+    >>> models = [torch.nn.Linear(3, 2) for _ in range(4)]
+    >>> fusion = cl.MomentumFusion([torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models])
+    >>> for model in models:
+    ...     model(torch.ones(5, 3)).sum().backward()
+    >>> fusion.step()              # every optimizer steps, then all buffers are fused
+    >>> fusion.step(active=[0, 2]) # 1 and 3 have finished this round; their last momentum fades as k^alpha
+    >>> fusion.reset()             # a new round
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        alpha: float = -0.1,
+        stale_offset: int = 1,
+        hist_norm: str = "count",
+        rebias_history: bool = False,
+    ) -> None:
+        self.staleness = Staleness(alpha, stale_offset, hist_norm, rebias_history)
+        self.optimizers = list(optimizers)
+        expect(len(self.optimizers) > 0, "optimizers", [], "at least one")
+        self._names = _moment_names(self.optimizers)
+        self._parameters = [[p for group in o.param_groups for p in group["params"]] for o in self.optimizers]
+        _check_alike(self.optimizers, self._parameters)
+        self._k = -1  # the last step taken
+        self._last: dict[int, int] = {}  # j -> k_j, for every j that has stepped since reset
+        # What each optimizer contributed at k_j, before the fusion overwrote its buffers.
+        self._contribution: dict[int, list[list[Tensor]]] = {}
+
+    @torch.no_grad()
+    def step(self, active: Iterable[int] | None = None) -> None:
+        """Step the optimizers named in `active` (None: all), then fuse. One that is left out has finished."""
+        A = self._admit(range(len(self.optimizers)) if active is None else active)
+        for j in A:
+            self.optimizers[j].step()
+        self._k += 1
+        k = self._k
+        for j in A:
+            self._last[j] = k
+            self._record(j)
+        H = [j for j in sorted(self._last) if self._last[j] < k]
+        s = {j: self.staleness.weight(k, self._last[j]) for j in H}
+        total = self.staleness.total(len(A), list(s.values()))
+        for name_index, name in enumerate(self._names):
+            for i in range(len(self._parameters[0])):
+                m_bar = torch.zeros_like(self._contribution[A[0]][name_index][i])
+                for j in A:
+                    m_bar += self._contribution[j][name_index][i]
+                for j in H:
+                    beta = self._beta(j, i, name_index)
+                    m_bar.add_(
+                        self._contribution[j][name_index][i], alpha=s[j] * self.staleness.rebias(beta, k, self._last[j])
+                    )
+                m_bar /= total  # Eq. 5
+                for j in A:
+                    buffer = self._buffer(j, i, name)
+                    if buffer is not None:
+                        buffer.copy_(m_bar)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Start a new round: momentum zero, history empty, Adam's step counters zero."""
+        self._k, self._last = -1, {}
+        self._contribution.clear()
+        for j, optimizer in enumerate(self.optimizers):
+            for parameter in self._parameters[j]:
+                for value in optimizer.state.get(parameter, {}).values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this object remembers; the optimizers' own state_dicts are theirs to save."""
+        return {
+            "k": self._k,
+            "last": dict(self._last),
+            "contribution": {j: [[t.clone() for t in ts] for ts in named] for j, named in self._contribution.items()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        expect(set(state) == {"k", "last", "contribution"}, "state", sorted(state), "the keys k, last, contribution")
+        known = range(len(self.optimizers))
+        last = {int(j): int(k) for j, k in state["last"].items()}
+        expect(all(j in known for j in last), "state['last']", sorted(last), f"indices below {len(self.optimizers)}")
+        self._k, self._last = int(state["k"]), last
+        self._contribution = {
+            int(j): [[t.clone() for t in ts] for ts in named] for j, named in state["contribution"].items()
+        }
+
+    def _admit(self, active: Iterable[int]) -> list[int]:
+        A = sorted(active)
+        expect(len(A) > 0, "active", A, "at least one index")
+        expect(len(set(A)) == len(A), "active", A, "each index once")
+        for j in A:
+            expect(
+                isinstance(j, int) and 0 <= j < len(self.optimizers), "active", j, f"0 to {len(self.optimizers) - 1}"
+            )
+            if j in self._last and self._last[j] < self._k:
+                raise ContractError(
+                    f"active = {j}: it finished after step {self._last[j]}; call reset() for a new round"
+                )
+        return A
+
+    def _record(self, j: int) -> None:
+        """Copy optimizer j's buffers as they are now, into storage that is allocated once."""
+        if j not in self._contribution:
+            self._contribution[j] = [[torch.zeros_like(p) for p in self._parameters[j]] for _ in self._names]
+        for name, kept in zip(self._names, self._contribution[j], strict=True):
+            for i, tensor in enumerate(kept):
+                buffer = self._buffer(j, i, name)
+                tensor.zero_() if buffer is None else tensor.copy_(buffer)
+
+    def _buffer(self, j: int, i: int, name: str) -> Tensor | None:
+        state = self.optimizers[j].state.get(self._parameters[j][i], {})
+        buffer = state.get(name)
+        return buffer if isinstance(buffer, Tensor) else None
+
+    def _beta(self, j: int, i: int, name_index: int) -> float:
+        """The decay of Adam's moment; 0 (nothing to correct) for SGD."""
+        for group in self.optimizers[j].param_groups:
+            if any(p is self._parameters[j][i] for p in group["params"]):
+                return float(group["betas"][name_index]) if "betas" in group else 0.0
+        raise AssertionError("every parameter is in a group")
+
+
+def _moment_names(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, ...]:
+    kinds = {type(o) for o in optimizers}
+    names = sorted(kind.__name__ for kind in kinds)
+    expect(len(kinds) == 1, "optimizers", names, "all of one kind")
+    kind = kinds.pop()
+    if issubclass(kind, torch.optim.SGD):
+        moments: tuple[str, ...] = ("momentum_buffer",)
+    elif issubclass(kind, torch.optim.Adam):  # AdamW is one
+        moments = ("exp_avg", "exp_avg_sq")
+    else:
+        raise ContractError(f"optimizers = {kind.__name__}: expected torch.optim SGD, Adam or AdamW")
+    for group in (g for o in optimizers for g in o.param_groups):
+        expect(group.get("momentum", 1) > 0, "momentum", group.get("momentum"), "above 0: there is nothing to fuse")
+        expect(group.get("dampening", 0) == 0, "dampening", group.get("dampening"), "0")
+        expect(not group.get("amsgrad", False), "amsgrad", True, "False: a running maximum cannot be averaged")
+    return moments
+
+
+def _check_alike(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Sequence[Tensor]]) -> None:
+    groups = [[len(g["params"]) for g in o.param_groups] for o in optimizers]
+    shapes = [[tuple(p.shape) for p in ps] for ps in parameters]
+    for j in range(1, len(optimizers)):
+        expect(groups[j] == groups[0], f"optimizers[{j}]: group sizes", groups[j], f"{groups[0]}, as in optimizers[0]")
+        expect(shapes[j] == shapes[0], f"optimizers[{j}]: shapes", shapes[j], f"{shapes[0]}, as in optimizers[0]")
+        for key in ("momentum", "nesterov", "betas"):
+            theirs, ours = ([g.get(key) for g in optimizers[o].param_groups] for o in (0, j))
+            expect(ours == theirs, f"optimizers[{j}]: {key}", ours, f"{theirs}, as in optimizers[0]")
+    seen: set[int] = set()
+    for j, ps in enumerate(parameters):
+        expect(not seen & {id(p) for p in ps}, f"optimizers[{j}]", "a shared parameter", "parameters of its own")
+        seen |= {id(p) for p in ps}

@@ -1,0 +1,179 @@
+"""Optimizers on flat vectors, their memory explicit (algorithms.md: 0.3; SMoFi 4.2.8 and 4.2.9).
+
+Each is the same three sentences, so that momentum can be fused between them:
+
+    regularise   g <- g + lam*w                      coupled weight decay
+    moments      m <- beta*m + fresh(g)              one or two moments; `absorb` adds fresh(g)
+    apply        w <- w - eta*direction(g, m, t)     t = steps since the memory was reset, counting from 1
+
+They equal torch.optim.SGD (dampening 0), SGD(nesterov=True), Adam and AdamW.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from cutlayer.errors import expect
+
+Decay = float | Callable[[int], float]
+"""The learning rate's factor per round, or a function round -> factor."""
+
+
+class Optimizer(Protocol):
+    """What training needs of an optimizer; SGD, NAG, Adam and AdamW are ones."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def decay(self) -> Decay: ...
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """The decay of each moment."""
+
+    @property
+    def corrected(self) -> bool:
+        """Whether moments are divided by 1 - beta^t."""
+
+    def regularise(self, g: Tensor, w: Tensor) -> None:
+        """g <- g + lam*w, in place."""
+
+    def absorb(self, moments: Sequence[Tensor], g: Tensor) -> None:
+        """moments <- moments + fresh(g), in place."""
+
+    def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
+        """w <- w - eta*direction, in place."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD with momentum: m <- beta*m + g; w <- w - eta*m."""
+
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay: Decay = 1.0
+    corrected: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_rates(self)
+        expect(_finite(self.momentum) and 0 <= self.momentum < 1, "momentum", self.momentum, "a number in [0, 1)")
+
+    @property
+    def betas(self) -> tuple[float]:
+        return (self.momentum,)
+
+    def regularise(self, g: Tensor, w: Tensor) -> None:
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+
+    def absorb(self, moments: Sequence[Tensor], g: Tensor) -> None:
+        moments[0].add_(g)
+
+    def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
+        w.add_(moments[0], alpha=-eta)
+
+
+@dataclass(frozen=True)
+class NAG(SGD):
+    """Nesterov's accelerated gradient, PyTorch's form: m <- beta*m + g; w <- w - eta*(g + beta*m)."""
+
+    def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
+        w.add_(g, alpha=-eta).add_(moments[0], alpha=-eta * self.momentum)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam: M <- b1*M + (1-b1)*g; V <- b2*V + (1-b2)*g^2; both divided by 1 - b^t."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decay: Decay = 1.0
+    corrected: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_rates(self)
+        ok = len(self.betas) == 2 and all(_finite(b) and 0 <= b < 1 for b in self.betas)
+        expect(ok, "betas", self.betas, "two numbers in [0, 1)")
+        expect(_finite(self.eps) and self.eps > 0, "eps", self.eps, "a number above 0")
+        object.__setattr__(self, "betas", tuple(self.betas))
+
+    def regularise(self, g: Tensor, w: Tensor) -> None:
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+
+    def absorb(self, moments: Sequence[Tensor], g: Tensor) -> None:
+        moments[0].add_(g, alpha=1 - self.betas[0])
+        moments[1].addcmul_(g, g, value=1 - self.betas[1])
+
+    def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
+        c1, c2 = (1 - b**t for b in self.betas)
+        scale = moments[1].sqrt().div_(math.sqrt(c2)).add_(self.eps)
+        w.addcdiv_(moments[0], scale, value=-eta / c1)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled decay: w <- w*(1 - eta*lam) before the step."""
+
+    def regularise(self, g: Tensor, w: Tensor) -> None:
+        pass
+
+    def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
+        w.mul_(1 - eta * self.weight_decay)
+        super().apply(w, g, moments, eta, t)
+
+
+class Memory:
+    """The moments of n rows and the steps each has taken."""
+
+    def __init__(self, optimizer: Optimizer, like: Tensor) -> None:
+        self.moments = [torch.zeros_like(like) for _ in optimizer.betas]
+        self.t = [0] * like.shape[0]
+
+    def reset(self, row: int | slice = slice(None)) -> None:
+        """Forget: moments zero, counters zero."""
+        for moment in self.moments:
+            moment[row].zero_()
+        rows = range(len(self.t))[row] if isinstance(row, slice) else [row]
+        for j in rows:
+            self.t[j] = 0
+
+
+def step(optimizer: Optimizer, memory: Memory, row: int, w: Tensor, g: Tensor, eta: float) -> None:
+    """One step of one row; `g` has been regularised."""
+    moments = [m[row] for m in memory.moments]
+    for moment, beta in zip(moments, optimizer.betas, strict=True):
+        moment.mul_(beta)
+    optimizer.absorb(moments, g)
+    memory.t[row] += 1
+    optimizer.apply(w, g, moments, eta, memory.t[row])
+
+
+def rate(optimizer: Optimizer, round: int) -> float:
+    """eta_n: lr * decay^(n-1), or lr * decay(n) where decay is a function."""
+    if callable(optimizer.decay):
+        factor = float(optimizer.decay(round))
+        expect(_finite(factor) and factor >= 0, f"decay({round})", factor, "a finite number, at least 0")
+        return optimizer.lr * factor
+    return float(optimizer.lr * optimizer.decay ** (round - 1))
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_rates(o: SGD | Adam) -> None:
+    expect(_finite(o.lr) and o.lr > 0, "lr", o.lr, "a finite number above 0")
+    expect(
+        _finite(o.weight_decay) and o.weight_decay >= 0, "weight_decay", o.weight_decay, "a finite number, at least 0"
+    )
+    if not callable(o.decay):
+        expect(_finite(o.decay) and o.decay > 0, "decay", o.decay, "a finite number above 0, or a function")

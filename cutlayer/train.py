@@ -1,0 +1,240 @@
+"""Training from Python: `train` for the result, `rounds` for the stream."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cutlayer.client import Client
+from cutlayer.cohorts.local import LocalCohort
+from cutlayer.cut import Cut, blocks_of, cut_range, probe, refuse_shared
+from cutlayer.data.source import Items, Source, Tensors, source
+from cutlayer.errors import ContractError, expect
+from cutlayer.feed import Feed
+from cutlayer.flat import Half, Vectors, half
+from cutlayer.macs import block_macs
+from cutlayer.metrics import Evaluator
+from cutlayer.optim import SGD, Optimizer
+from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES, build
+from cutlayer.round import Engine, Global, Round, Setup
+from cutlayer.schemes import Scheme
+from cutlayer.update import FedAvg, Update
+
+
+class Run(Iterator[Round]):
+    """A training under way: iterate it for the rounds; `state` and `model` are those after the last one."""
+
+    def __init__(self, model: nn.Module, setup: Setup, state: Global, target: float | None) -> None:
+        self._model, self._target, self._done = model, target, False
+        self._engine = Engine(setup)
+        self.setup, self.state = setup, state
+
+    def __next__(self) -> Round:
+        if self._done or self.state.n >= self.setup.rounds:
+            raise StopIteration
+        self.state, record = self._engine.play(self.state)
+        self._done = self._target is not None and record.accuracy is not None and record.accuracy >= self._target
+        return record
+
+    @property
+    def model(self) -> nn.Module:
+        """The joined global model, as a copy."""
+        twin = copy.deepcopy(self._model)
+        Half(blocks_of(twin)).write(self.state.W)
+        return twin
+
+
+@dataclass
+class Result:
+    """What a training ends with."""
+
+    model: nn.Module
+    history: list[Round]
+    clients: list[nn.Module] = field(default_factory=list)
+
+
+def rounds(
+    model: nn.Module,
+    clients: Sequence[Any],
+    test: Any = None,
+    *,
+    cut: Cut = 0,
+    scheme: str | Scheme = "smofi",
+    local: None = None,
+    update: str | Update | None = None,
+    optimizer: str | Optimizer = SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0),
+    server_optimizer: str | Optimizer | None = None,
+    rounds: int = 10,
+    participation: float | int = 1.0,
+    batch_size: int = 32,
+    local_epochs: int = 5,
+    local_steps: int | None = None,
+    protocol: str = "smofi",
+    last_batch: Literal["drop", "keep"] = "drop",
+    small_client: Literal["skip", "one_batch"] = "skip",
+    labels: str = "send",
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
+    devices: None = None,
+    evaluate_every: int = 1,
+    seed: int = 0,
+    shuffle: bool = True,
+    backend: str = "auto",
+    device: str | torch.device = "cpu",
+    target: float | None = None,
+) -> Run:
+    """The training of `train`, as a stream of Round records.
+
+    >>> import torch, cutlayer as cl
+    >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> clients = [(x[:20], y[:20]), (x[20:], y[20:])]
+    >>> for round in cl.rounds(model, clients, test=(x, y), cut=1, rounds=2, batch_size=10):
+    ...     print(round.n, round.steps)
+    1 30
+    2 30
+    """
+    _later("local", local, None, "local rules")
+    _later("protocol", protocol, "smofi", "the cyclesl protocol")
+    _later("labels", labels, "send", "the U-shaped split")
+    _later("devices", devices, None, "device profiles")
+    _later("backend", "loop" if backend == "auto" else backend, "loop", "the stacked backend")
+    expect(_whole(rounds) and rounds >= 1, "rounds", rounds, "a whole number, at least 1")
+    expect(
+        _whole(evaluate_every) and evaluate_every >= 1, "evaluate_every", evaluate_every, "a whole number, at least 1"
+    )
+    expect(_whole(seed), "seed", seed, "a whole number")
+    expect(target is None or 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
+    chosen: Scheme = build("scheme", SCHEMES, scheme)
+    blocks = blocks_of(model)
+    lo, hi = cut_range(cut, len(blocks))
+    refuse_shared(model, lo, hi)
+    if lo != hi and getattr(chosen, "persists", False):
+        raise ContractError(
+            f"cut = {cut!r}: {chosen} keeps the server's momentum between rounds, so its size must not change"
+        )
+    device = torch.device(device)
+    whole = half(model, 0, len(blocks), device)
+    start = Global(0, whole.read())
+    expect(len(start.W.w) > 0, "model", type(model).__name__, "at least one trainable parameter")
+    expect(bool(torch.isfinite(start.W.w).all()), "model", "weights with NaN or infinity", "finite weights")
+    feed = Feed(batch_size, local_epochs, local_steps, shuffle, last_batch, small_client, seed)
+    trains = _sources(clients, start.W, "clients")
+    tests = _tests(test, start.W)
+    macs = _probe(model, trains, tests, loss)
+    sizes = [len(s) for s in trains]
+    if not any(feed.per_epoch(size) for size in sizes):
+        raise ContractError(
+            f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
+            f"expected at most {max(sizes)}, or small_client='one_batch'"
+        )
+    client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer)
+    setup = Setup(
+        scheme=chosen,
+        update=FedAvg() if update is None else build("update", UPDATES, update),
+        cohort=LocalCohort([Client(j, s) for j, s in enumerate(trains)], lambda L: half(model, 0, L + 1, device)),
+        sizes=sizes,
+        cuts=(lo, hi),
+        offsets=whole.ends,
+        back=lambda L: half(model, L + 1, len(blocks), device),
+        feed=feed,
+        optimizer=client_side,
+        server_optimizer=client_side if server_optimizer is None else build("optimizer", OPTIMIZERS, server_optimizer),
+        loss=loss,
+        select=_selected(participation, len(sizes)),
+        evaluator=Evaluator(model, tests, loss, device) if tests else None,
+        evaluate_every=evaluate_every,
+        rounds=rounds,
+        macs=macs,
+        seed=seed,
+    )
+    return Run(copy.deepcopy(model), setup, start, target)
+
+
+def train(model: nn.Module, clients: Sequence[Any], test: Any = None, **arguments: Any) -> Result:
+    """Train `model` over `clients` and give back the trained copy and the history; `model` itself is not modified.
+
+    clients         a list of (x, y) tensors, or of map-style datasets: what each client holds
+    test            (x, y) or a dataset; a list with one per client is pooled; None: no evaluation
+    cut             the client's last block, or (lo, hi): redrawn every round
+    scheme          "fedavg", "sflv1", "sflv2", "smofi", or an object such as SMoFi(alpha=-0.1)
+    update          None (plain averaging) or FedAvgM(beta=0.3)
+    optimizer       SGD, NAG, Adam or AdamW; `server_optimizer` the same unless given
+    rounds, participation, batch_size, local_epochs, local_steps
+                    participation: a rate (float) or a number of clients (int); local_steps overrides local_epochs
+    last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch"
+    target          stop once the test accuracy is at least this
+    seed, shuffle, device, loss, evaluate_every
+
+    >>> import torch, cutlayer as cl
+    >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> clients = [(x[:20], y[:20]), (x[20:], y[20:])]
+    >>> result = cl.train(model, clients, test=(x, y), cut=1, rounds=2, batch_size=10,
+    ...                   scheme=cl.SMoFi(alpha=-0.1), update=cl.FedAvgM(beta=0.3))
+    >>> [round.n for round in result.history]
+    [1, 2]
+    """
+    run = rounds(model, clients, test, **arguments)
+    history = list(run)
+    return Result(run.model, history)
+
+
+def _later(field: str, value: object, works: object, what: str) -> None:
+    if value != works:
+        raise ContractError(f"{field} = {value!r}: this release does not have {what} yet; expected {works!r}")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _selected(participation: float | int, clients: int) -> int:
+    """How many clients a round selects: a number as it is, a rate as max(1, ceil(rate*n))."""
+    if _whole(participation):
+        expect(
+            1 <= participation <= clients, "participation", participation, f"a number of clients from 1 to {clients}"
+        )
+        return int(participation)
+    rate = isinstance(participation, float) and 0 < participation <= 1
+    expect(rate, "participation", participation, "a rate in (0, 1.0], or a whole number of clients")
+    return max(1, math.ceil(participation * clients - 1e-9))
+
+
+def _sources(given: Any, like: Vectors, name: str) -> list[Source]:
+    items = list(given)
+    expect(len(items) > 0, name, [], "at least one")
+    return [source(item, like.w.dtype, f"{name}[{j}]") for j, item in enumerate(items)]
+
+
+def _tests(test: Any, like: Vectors) -> list[Source]:
+    if test is None:
+        return []
+    if isinstance(test, list) and not (len(test) == 2 and all(isinstance(t, Tensor) for t in test)):
+        return _sources(test, like, "test")
+    return [source(test, like.w.dtype, "test")]
+
+
+def _probe(model: nn.Module, trains: Sequence[Source], tests: Sequence[Source], loss: object) -> list[int]:
+    """Two rows through the model: the MACs of each block, and a clear word where data and model do not fit."""
+    first = next((s for s in trains if len(s)), None)
+    expect(first is not None, "clients", [0] * len(trains), "at least one client with samples")
+    assert first is not None
+    parameter = next(model.parameters())
+    x, _ = first.take(torch.zeros(2, dtype=torch.int64).numpy(), parameter.device)
+    try:
+        out = probe(model, x)
+        macs = block_macs(model, x)
+    except (RuntimeError, IndexError, TypeError) as error:
+        raise ContractError(f"model: it does not accept inputs of shape {tuple(x.shape[1:])}: {error}") from error
+    if loss is functional.cross_entropy and out.ndim == 2:
+        for s in (*trains, *tests):
+            if isinstance(s, Tensors | Items):
+                s.expect_classes(out.shape[1])
+    return macs

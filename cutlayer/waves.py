@@ -1,0 +1,38 @@
+"""A round is a sequence of waves: sets of clients that take one step together. A scheme names the order.
+
+together     wave k = the clients with k < T_j
+by_epoch     the same inside each local epoch, with a barrier between epochs
+one_by_one   one client at a time, all its steps, then the next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["together", "by_epoch", "one_by_one"]
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Clients that step together, in turn; `epoch` is the local epoch where the order has barriers, else 0."""
+
+    clients: tuple[int, ...]
+    epoch: int = 0
+
+
+def waves(order: Order, epochs: Mapping[int, list[int]]) -> Iterator[Wave]:
+    """The waves of a round; `epochs` gives each client's steps per local epoch, clients in their turn."""
+    if order == "one_by_one":
+        for client, steps in epochs.items():
+            yield from (Wave((client,)) for _ in range(sum(steps)))
+    elif order == "together":
+        totals = {client: sum(steps) for client, steps in epochs.items()}
+        for k in range(max(totals.values(), default=0)):
+            yield Wave(tuple(client for client, T in totals.items() if k < T))
+    else:
+        for e in range(max((len(steps) for steps in epochs.values()), default=0)):
+            here = {client: steps[e] for client, steps in epochs.items() if e < len(steps)}
+            for k in range(max(here.values())):
+                yield Wave(tuple(client for client, steps in here.items() if k < steps), epoch=e)
