@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from cutlayer._version import __version__
 from cutlayer.cut import halves, joined
 from cutlayer.errors import ContractError, CutlayerError, Diverged, RoundAbandoned, StoreError
+from cutlayer.experiment import load
 from cutlayer.fusion import MomentumFusion
 from cutlayer.optim import NAG, SGD, Adam, AdamW
 from cutlayer.round import Round
 from cutlayer.schemes import SFLV1, SFLV2, SMoFi
 from cutlayer.train import Result, Run, rounds, train
 from cutlayer.update import FedAvg, FedAvgM
-
-__version__ = "0.1.0"
 
 __all__ = [
     "NAG",
@@ -32,8 +32,10 @@ __all__ = [
     "Run",
     "SMoFi",
     "StoreError",
+    "__version__",
     "halves",
     "joined",
+    "load",
     "rounds",
     "train",
 ]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.metrics import f1_score, matthews_corrcoef
 from torch import Tensor, nn
 
 from cutlayer.cut import blocks_of
@@ -55,6 +54,8 @@ class Evaluator:
         labels, guesses = torch.cat(truth), torch.cat(guess)
         if labels.shape != guesses.shape or labels.is_floating_point() or guesses.is_floating_point():
             return Scores(loss=total / count)
+        from sklearn.metrics import f1_score, matthews_corrcoef  # only here: it takes as long to import as torch
+
         y_true, y_pred = labels.numpy(), guesses.numpy()
         return Scores(
             loss=total / count,

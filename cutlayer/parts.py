@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-from cutlayer.errors import unknown
 from cutlayer.optim import NAG, SGD, Adam, AdamW
 from cutlayer.schemes import SFLV1, SFLV2, SMoFi
+from cutlayer.table import Part
 from cutlayer.update import FedAvg, FedAvgM
-
-
-@dataclass(frozen=True)
-class Part:
-    """A name in a table: `make(**fixed, **given)` builds it."""
-
-    make: Callable[..., Any]
-    line: str
-    paper: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-
 
 FEDAVG = "McMahan et al., AISTATS 2017"
 SPLITFED = "Thapa et al., AAAI 2022"
@@ -45,13 +30,3 @@ OPTIMIZERS: dict[str, Part] = {
     "adam": Part(Adam, "adaptive moments", "Kingma and Ba, ICLR 2015"),
     "adamw": Part(AdamW, "Adam with decoupled weight decay", "Loshchilov and Hutter, ICLR 2019"),
 }
-
-
-def build(what: str, table: Mapping[str, Part], given: Any) -> Any:
-    """`given` if it is an object already; the part of that name, with its defaults, if it is a string."""
-    if not isinstance(given, str):
-        return given
-    if given not in table:
-        raise unknown(what, given, table)
-    part = table[given]
-    return part.make(**part.fixed)

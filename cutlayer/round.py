@@ -241,6 +241,8 @@ class Engine:
         s, n = self.setup, after.n
         due = n % s.evaluate_every == 0 or n == s.rounds
         scores = s.evaluator(after.W) if s.evaluator and due else Scores()
+        if scores.loss is not None and not math.isfinite(scores.loss):
+            raise Diverged(f"round {n}: the test loss became {scores.loss}, {self._rates(n)}")
         return Round(
             n=n,
             **asdict(scores),

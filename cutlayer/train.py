@@ -22,9 +22,10 @@ from cutlayer.flat import Half, Vectors, half
 from cutlayer.macs import block_macs
 from cutlayer.metrics import Evaluator
 from cutlayer.optim import SGD, Optimizer
-from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES, build
+from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.round import Engine, Global, Round, Setup
 from cutlayer.schemes import Scheme
+from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
 
 
@@ -32,16 +33,28 @@ class Run(Iterator[Round]):
     """A training under way: iterate it for the rounds; `state` and `model` are those after the last one."""
 
     def __init__(self, model: nn.Module, setup: Setup, state: Global, target: float | None) -> None:
-        self._model, self._target, self._done = model, target, False
+        self._model, self._target, self._reached = model, target, False
         self._engine = Engine(setup)
         self.setup, self.state = setup, state
 
     def __next__(self) -> Round:
-        if self._done or self.state.n >= self.setup.rounds:
+        if self.finished:
             raise StopIteration
         self.state, record = self._engine.play(self.state)
-        self._done = self._target is not None and record.accuracy is not None and record.accuracy >= self._target
+        self._reached = self._at_target(record)
         return record
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last round is done, or the target reached."""
+        return self._reached or self.state.n >= self.setup.rounds
+
+    def resume(self, state: Global, history: Sequence[Round]) -> None:
+        """Go on after `state`, the end of `history`, as if never interrupted."""
+        self.state, self._reached = state, any(self._at_target(record) for record in history)
+
+    def _at_target(self, record: Round) -> bool:
+        return self._target is not None and record.accuracy is not None and record.accuracy >= self._target
 
     @property
     def model(self) -> nn.Module:

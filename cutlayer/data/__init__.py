@@ -1,0 +1,11 @@
+"""Data: tasks by name, partitions over clients, and the rows a client holds."""
+
+from __future__ import annotations
+
+from cutlayer.data.partition import IID, Dirichlet
+from cutlayer.table import Part
+
+PARTITIONS: dict[str, Part] = {
+    "iid": Part(IID, "a random split into equal parts", "-"),
+    "dirichlet": Part(Dirichlet, "label skew: each class spread by Dir(gamma)", "Li et al. (NIID-Bench), ICDE 2022"),
+}

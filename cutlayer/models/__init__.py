@@ -1,0 +1,23 @@
+"""Small models as ordered blocks, sized for 8x8 digits, 28x28 and 32x32 images.
+
+`cut=L` leaves blocks 0..L with the client:
+
+    mlp      0 flatten, linear, relu      1 linear, relu               2 linear
+    cnn      0 conv, relu                 1 conv, relu, pool           2 conv, relu, pool    3 flatten, linear
+    resnet   0 conv, norm, relu           1, 2, 3 residual blocks                            4 pool, linear
+"""
+
+from __future__ import annotations
+
+from cutlayer.models.cnn import cnn
+from cutlayer.models.mlp import mlp
+from cutlayer.models.resnet import resnet
+from cutlayer.table import Part
+
+MODELS: dict[str, Part] = {
+    "mlp": Part(mlp, "two hidden layers; 3 blocks", "-"),
+    "cnn": Part(cnn, "three 3x3 convolutions; 4 blocks", "-"),
+    "resnet": Part(resnet, "three residual blocks with batch or group norm; 5 blocks", "He et al., CVPR 2016"),
+}
+
+__all__ = ["MODELS", "cnn", "mlp", "resnet"]

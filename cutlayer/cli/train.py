@@ -1,0 +1,164 @@
+"""The commands that train: run, compare, resume; and report, which reads what they left."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cutlayer import compare, store
+from cutlayer import config as text
+from cutlayer.cli import flags, progress
+from cutlayer.cli.progress import console
+from cutlayer.config import Config
+from cutlayer.errors import StoreError, unknown
+from cutlayer.experiment import Experiment
+from cutlayer.methods import method
+from cutlayer.report import page, table
+
+RUN = """\
+Train one method and write a run directory: config.toml, journal.jsonl (one line a round), checkpoints/,
+model.safetensors, front.safetensors, back.safetensors, summary.json, report.html.
+
+examples:
+  cutlayer run --task digits --scheme smofi --scheme.alpha -0.1 --update fedavgm --update.beta 0.3 \\
+               --rounds 20 --seed 0 --cut 1 --participation 0.2 --out runs/x
+  cutlayer run --config runs/x/config.toml --seed 1 --out runs/x1      the same with another seed
+  cutlayer run --optimizer adam --optimizer.lr 1e-3 --out runs/adam    Adam on both sides
+"""
+COMPARE = """\
+Train several methods with several seeds, in parallel processes, and print one table: best accuracy, rounds to
+90 % of FedAvg's best (R), speed-up over FedAvg, traffic and time. Interrupted? `cutlayer resume OUT` goes on.
+
+A method is a scheme (smofi), SCHEME+UPDATE (smofi+fedavgm), or a name of `cutlayer list methods`.
+
+examples:
+  cutlayer compare --preset demo --out runs/demo
+  cutlayer compare --schemes fedavg fedavgm smofi-full --seeds 0 1 2 --rounds 20 --out runs/y
+  cutlayer compare --schemes smofi-full smofi-no-global-momentum smofi-no-alignment --out runs/ablation
+"""
+RESUME = """\
+Continue a run or a comparison that was interrupted, from its newest whole checkpoint. The result is the same,
+bit for bit, as if it had never been interrupted.
+"""
+REPORT = """\
+Print the table of a run or comparison, and write curves.png, table.json and report.html beside it.
+"""
+
+
+def add(commands: Any) -> None:
+    """Register run, compare, resume and report."""
+    run = commands.add_parser("run", help="train one method", description=RUN)
+    run.set_defaults(run=_run)
+    both = commands.add_parser("compare", help="train several methods and compare them", description=COMPARE)
+    both.add_argument("--schemes", nargs="+", metavar="METHOD", help="what to compare (see `cutlayer list methods`)")
+    both.add_argument("--seeds", nargs="+", metavar="N", help="seeds (default: 0 1 2)")
+    both.add_argument("--preset", metavar="NAME", help="a comparison that comes with cutlayer: demo")
+    both.set_defaults(run=_compare)
+    _jobs(both)
+    for command in (run, both):
+        command.add_argument("--config", metavar="FILE", help="begin with the values of a TOML file")
+        command.add_argument("--out", metavar="FOLDER", help="where to write (default: runs/TASK-...)")
+        command.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
+        _quiet(command)
+        flags.add_config(command)
+    resume = commands.add_parser("resume", help="continue an interrupted run or comparison", description=RESUME)
+    report = commands.add_parser("report", help="table, picture and page of a run or comparison", description=REPORT)
+    for command in (resume, report):
+        command.add_argument("folder", metavar="RUN", help="the folder given as --out")
+        _quiet(command)
+    _jobs(resume)
+    resume.set_defaults(run=_resume)
+    report.set_defaults(run=_report)
+
+
+def _quiet(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _jobs(command: argparse.ArgumentParser) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    command.add_argument("--jobs", type=int, default=cores, metavar="N", help="runs at a time (default: one per core)")
+
+
+def _run(args: argparse.Namespace) -> int:
+    base = text.read(Path(args.config)) if args.config else {}
+    config = text.parse(text.merge(base, flags.config_values(args)))
+    out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    return _train(Experiment.start(config, out, args.overwrite), args.quiet)
+
+
+def _train(experiment: Experiment, quiet: bool) -> int:
+    if not quiet:
+        console.print(_headline(experiment.config), soft_wrap=True)
+    for _ in progress.follow(experiment, quiet):
+        pass
+    return _show(experiment.out, quiet)
+
+
+def _headline(config: Config) -> str:
+    parts = [f"{key} {_words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
+    return f"{config.task}: {config.clients} clients, {config.rounds} rounds; " + "; ".join(parts)
+
+
+def _words(spec: dict[str, Any]) -> str:
+    return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
+
+
+def _compare(args: argparse.Namespace) -> int:
+    base: dict[str, Any] = {}
+    methods, seeds = [], [0, 1, 2]
+    if args.preset or args.config:
+        given = compare.Comparison.parse(_preset(args.preset) if args.preset else text.read(Path(args.config)))
+        base, methods, seeds = dict(given.base), list(given.methods), list(given.seeds)
+    if args.schemes:
+        methods = [method(name) for name in args.schemes]
+    elif not methods:
+        methods = [method(name) for name in ("fedavg", "fedavgm", "sflv1", "sflv2", "smofi-full")]
+    if args.seeds:
+        seeds = flags.seeds(args.seeds)
+    comparison = compare.Comparison(text.merge(base, flags.config_values(args)), methods, seeds)
+    task = comparison.config(comparison.methods[0], seeds[0]).task
+    out = Path(args.out or f"runs/compare-{args.preset or task}")
+    compare.start(comparison, out, args.overwrite)
+    return _train_all(comparison, out, args)
+
+
+def _preset(name: str) -> dict[str, Any]:
+    folder = resources.files("cutlayer") / "presets"
+    names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    if name not in names:
+        raise unknown("preset", name, names)
+    return text.loads((folder / f"{name}.toml").read_text())
+
+
+def _train_all(comparison: compare.Comparison, out: Path, args: argparse.Namespace) -> int:
+    progress.follow_all(compare.train_all(comparison, out, args.jobs), args.quiet)
+    return _show(out, args.quiet)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    out = Path(args.folder)
+    if (out / "compare.toml").exists():
+        return _train_all(compare.read(out), out, args)
+    return _train(Experiment.resume(out), args.quiet)
+
+
+def _report(args: argparse.Namespace) -> int:
+    return _show(Path(args.folder), args.quiet)
+
+
+def _show(out: Path, quiet: bool) -> int:
+    """The table on the terminal, and the files beside the run."""
+    if not out.is_dir():
+        raise StoreError(f"{out}: no such folder")
+    figures, files = page.write(out)
+    if not quiet:
+        console.print(table.for_terminal(figures))
+        summary = store.read_summary(out)
+        if summary and "sha256" in summary:
+            console.print(f"weights: sha256 {summary['sha256']}")
+        console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True)
+    return 0

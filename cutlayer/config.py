@@ -1,0 +1,195 @@
+"""The text of an experiment: typed, strict, TOML. Every flag of the command line is a field of it.
+
+A part (scheme, update, optimizer, partition, model) is a table with a `name` and its parameters:
+
+    [scheme]
+    name = "smofi"
+    alpha = -0.1
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+
+from cutlayer.data import PARTITIONS
+from cutlayer.data.tasks import TASKS
+from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
+from cutlayer.models import MODELS
+from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.table import Part
+
+Spec = dict[str, Any]
+TABLES: dict[str, dict[str, Part]] = {
+    "scheme": SCHEMES,
+    "update": UPDATES,
+    "optimizer": OPTIMIZERS,
+    "server_optimizer": OPTIMIZERS,
+    "partition": PARTITIONS,
+    "model": MODELS,
+}
+GIVEN = {"shape", "classes"}  # a model's arguments that come from the data
+
+
+class Config(BaseModel):
+    """One training run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    task: str = Field("digits", description="data set")
+    model: Spec = Field({"name": "cnn"}, description="model (default: the task's)")
+    cut: int | tuple[int, int] = Field(0, description="the client's last block, or LO HI: redrawn every round")
+    scheme: Spec = Field({"name": "smofi"}, description="what the server does with the smashed data")
+    update: Spec = Field({"name": "fedavg"}, description="what happens to the mean of the halves")
+    optimizer: Spec = Field({"name": "sgd"}, description="optimizer, on both sides unless --server-optimizer is given")
+    server_optimizer: Spec | None = Field(None, description="the server's optimizer")
+    partition: Spec = Field({"name": "dirichlet"}, description="who holds which rows")
+    clients: int = Field(30, description="number of clients")
+    protocol: Literal["smofi"] = Field("smofi", description="smofi: optimizers start every round with empty memory")
+    rounds: int = Field(20, description="communication rounds")
+    participation: int | float = Field(1.0, description="clients per round: a rate (0.2), or a number (6)")
+    batch_size: int = Field(8, description="samples per step")
+    local_epochs: int = Field(5, description="passes over a client's data per round")
+    local_steps: int | None = Field(None, description="steps per round instead of epochs")
+    last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
+    small_client: Literal["skip", "one_batch"] = Field("skip", description="a client with less than one batch")
+    evaluate_every: int = Field(1, description="rounds between evaluations")
+    target: float | None = Field(None, description="stop once the test accuracy is at least this")
+    seed: int = Field(0, description="seed of everything random")
+    init: str | None = Field(None, description="warm start: a model.safetensors to begin from")
+    train_rows: int | None = Field(None, description="use this many of the training rows, drawn at random")
+    data_dir: str | None = Field(None, description="folder of data sets (default: the variable CUTLAYER_DATA)")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    backend: Literal["loop"] = Field("loop", description="how clients are simulated: loop, one after another")
+    device: str = Field("cpu", description="torch device")
+
+    @field_validator("task")
+    @classmethod
+    def _known_task(cls, task: str) -> str:
+        if task not in TASKS:
+            raise unknown("task", task, TASKS)
+        return task
+
+    @field_validator(*TABLES, mode="before")
+    @classmethod
+    def _whole_part(cls, given: Any, info: Any) -> Spec | None:
+        return None if given is None else complete(info.field_name, given)
+
+    def part(self, field: str) -> Any:
+        """The object a part's table stands for, or None."""
+        spec: Spec | None = getattr(self, field)
+        if spec is None:
+            return None
+        part = TABLES[field][spec["name"]]
+        return part.make(**part.fixed, **{k: v for k, v in spec.items() if k != "name"})
+
+
+def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
+    """A part with every parameter spelled out, checked: names, types and values."""
+    spec = {"name": given} if isinstance(given, str) else dict(given)
+    table = TABLES[field]
+    name = spec.pop("name", None)
+    if name not in table:
+        raise unknown(field, name, table)
+    part = table[name]
+    valid = parameters(part)
+    for key in spec:
+        if key not in valid:
+            raise unknown(f"parameter of {field} {name!r}", key, valid)
+    checked = _adapter(field, part).model_validate(spec)
+    values = {key: getattr(checked, key) for key in valid}
+    if field != "model":
+        part.make(**part.fixed, **values)  # the part's own checks
+    return {"name": name, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+
+
+def parameters(part: Part) -> dict[str, inspect.Parameter]:
+    """The parameters of a part that a user may set."""
+    signature = inspect.signature(part.make, eval_str=True)
+    return {name: p for name, p in signature.parameters.items() if name not in part.fixed and name not in GIVEN}
+
+
+def _adapter(field: str, part: Part) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in parameters(part).items()}
+    if "decay" in fields:
+        fields["decay"] = (float, fields["decay"][1])  # a function has no place in a text
+    return create_model(f"{field}", __config__=ConfigDict(extra="forbid", allow_inf_nan=True), **fields)
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """A config from nested values; the error names the field, the value and what was expected."""
+    for key in values:
+        if key not in Config.model_fields:
+            raise unknown("config key", key, Config.model_fields)
+    given = {key: value for key, value in values.items() if value is not None}
+    task = TASKS.get(str(given.get("task", "digits")))
+    names = {field: Config.model_fields[field].default for field in TABLES}
+    if task is not None:  # the task's own model and cut, spelled out
+        given = {"cut": task.cut, **given}
+        names["model"] = {"name": task.model}
+    for field in ("model", "scheme", "update", "optimizer", "partition"):
+        given[field] = merge(names, {field: given.get(field, {})})[field]
+    if "server_optimizer" in given:  # what is not said of it is as in the client's
+        given["server_optimizer"] = merge(
+            {"server_optimizer": given["optimizer"]}, {"server_optimizer": given["server_optimizer"]}
+        )["server_optimizer"]
+    try:
+        return Config(**given)
+    except ValidationError as error:
+        raise ContractError(explain(error)) from error
+
+
+def explain(error: ValidationError) -> str:
+    """Pydantic's findings as our sentences."""
+    said = []
+    for item in error.errors():
+        cause = item.get("ctx", {}).get("error")
+        where = ".".join(str(part) for part in item["loc"] if isinstance(part, str | int))
+        if isinstance(cause, CutlayerError):
+            said.append(str(cause))
+        else:
+            said.append(f"{where} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}")
+    return "; ".join(dict.fromkeys(said))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`; a part that changes its name forgets the parameters of the old one."""
+    out = dict(base)
+    for key, value in over.items():
+        if key in TABLES and value is not None:
+            new = {"name": value} if isinstance(value, str) else dict(value)
+            old = out.get(key) or {}
+            old = {"name": old} if isinstance(old, str) else dict(old)
+            keep = "name" not in new or new["name"] == old.get("name")
+            out[key] = {**old, **new} if keep else new
+        else:
+            out[key] = value
+    return out
+
+
+def loads(toml: str) -> dict[str, Any]:
+    """TOML text as nested values."""
+    return tomllib.loads(toml)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as nested values."""
+    try:
+        return loads(path.read_text())
+    except FileNotFoundError as error:
+        raise StoreError(f"{path}: no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: not readable as TOML: {error}") from error
+
+
+def dump(config: Config) -> str:
+    """The config as TOML, parts last."""
+    values = {k: v for k, v in config.model_dump(mode="json").items() if v is not None}
+    plain = {k: v for k, v in values.items() if k not in TABLES}
+    return tomli_w.dumps({**plain, **{k: values[k] for k in TABLES if k in values}})

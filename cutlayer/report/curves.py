@@ -1,0 +1,58 @@
+"""The picture: learning curves, mean and band over seeds, and how far the server halves drift apart."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import matplotlib.figure
+import numpy as np
+
+from cutlayer.report.summary import Row, Table
+from cutlayer.round import Round
+
+COLORS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222"]
+
+
+def draw(table: Table) -> bytes:
+    """The figure as PNG."""
+    figure = matplotlib.figure.Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for index, row in enumerate(table.rows):
+        color = COLORS[index % len(COLORS)]
+        _band(left, row, color, lambda r: r.accuracy)
+        _band(right, row, color, lambda r: r.drift_server)
+    if not np.isnan(table.target):
+        left.axhline(table.target, color="#888888", linestyle="--", linewidth=1)
+        left.annotate(
+            f"target: 90 % of {table.baseline}'s best",
+            (1, table.target),
+            (4, 4),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    left.set(xlabel="round", ylabel="test accuracy", title="Learning curves")
+    right.set(xlabel="round", ylabel="mean distance to their mean", title="Drift of the server halves")
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(fontsize=9, loc="lower right")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def _band(axes: matplotlib.axes.Axes, row: Row, color: str, value: Callable[[Round], float | None]) -> None:
+    """Mean over seeds, with the range between the lowest and the highest seed."""
+    by_round: dict[int, list[float]] = {}
+    for outcome in row.outcomes:
+        for record in outcome.rounds:
+            number = value(record)
+            if number is not None:
+                by_round.setdefault(record.n, []).append(number)
+    if not by_round:
+        return
+    rounds = sorted(by_round)
+    axes.plot(rounds, [np.mean(by_round[n]) for n in rounds], color=color, label=row.label, linewidth=1.8)
+    low, high = ([f(by_round[n]) for n in rounds] for f in (min, max))
+    axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)

@@ -1,0 +1,125 @@
+"""The figures of a comparison: best accuracy, rounds to target, speed-up, bytes, seconds (algorithms.md 5.1)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cutlayer import compare, journal, store
+from cutlayer.errors import StoreError
+from cutlayer.round import Round
+
+SHARE = 0.9  # of the baseline's best accuracy: the target
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run."""
+
+    seed: int
+    rounds: list[Round]
+    status: str
+
+    @property
+    def best(self) -> float:
+        return max((r.accuracy for r in self.rounds if r.accuracy is not None), default=math.nan)
+
+    @property
+    def last_ten(self) -> float:
+        scores = [r.accuracy for r in self.rounds if r.accuracy is not None][-10:]
+        return statistics.fmean(scores) if scores else math.nan
+
+    def rounds_to(self, target: float) -> int | None:
+        """The first round whose accuracy is at least the target."""
+        return next((r.n for r in self.rounds if r.accuracy is not None and r.accuracy >= target), None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method."""
+
+    label: str
+    best: float
+    best_std: float
+    last_ten: float
+    rounds_to_target: float | None  # mean over seeds; None: not every seed reached it
+    reached: int
+    speedup: float | None
+    bytes_per_client: float  # both ways, a round
+    seconds: float  # mean over seeds
+    outcomes: list[Outcome]
+
+    @property
+    def budget(self) -> int:
+        return max((len(o.rounds) for o in self.outcomes), default=0)
+
+    @property
+    def diverged(self) -> int:
+        return sum(o.status == "diverged" for o in self.outcomes)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A comparison's figures."""
+
+    rows: list[Row]
+    baseline: str
+    target: float
+
+
+def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
+    """What the runs of a comparison, or a single run, have written so far."""
+    if (out / "compare.toml").exists():
+        comparison = compare.read(out)
+        found = []
+        for m in comparison.methods:
+            runs = [(seed, compare.folder(out, m, seed)) for seed in comparison.seeds]
+            found.append((m.label, [outcome(path, seed) for seed, path in runs if path.exists()]))
+        return found
+    if (out / "config.toml").exists():
+        return [(out.name, [outcome(out, 0)])]
+    raise StoreError(f"{out} holds neither a run nor a comparison")
+
+
+def outcome(path: Path, seed: int) -> Outcome:
+    summary = store.read_summary(path)
+    return Outcome(seed, journal.read(path / "journal.jsonl"), summary["status"] if summary else "unfinished")
+
+
+def tabulate(methods: Sequence[tuple[str, list[Outcome]]]) -> Table:
+    """One row a method; the baseline is FedAvg where it takes part, else the first."""
+    labels = [label for label, _ in methods]
+    baseline = "FedAvg" if "FedAvg" in labels else labels[0]
+    outcomes = dict(methods)
+    bests = [o.best for o in outcomes[baseline] if not math.isnan(o.best)]
+    target = SHARE * statistics.fmean(bests) if bests else math.nan
+    reference = _rounds_to(outcomes[baseline], target)
+    return Table([_row(label, os, target, reference) for label, os in methods], baseline, target)
+
+
+def _row(label: str, outcomes: list[Outcome], target: float, reference: float | None) -> Row:
+    bests = [o.best for o in outcomes if not math.isnan(o.best)]
+    rounds = [r for o in outcomes for r in o.rounds]
+    turns = sum(r.participants for r in rounds)
+    needed = _rounds_to(outcomes, target)
+    return Row(
+        label=label,
+        best=statistics.fmean(bests) if bests else math.nan,
+        best_std=statistics.stdev(bests) if len(bests) > 1 else 0.0,
+        last_ten=statistics.fmean([o.last_ten for o in outcomes]) if outcomes else math.nan,
+        rounds_to_target=needed,
+        reached=sum(o.rounds_to(target) is not None for o in outcomes),
+        speedup=reference / needed if reference and needed else None,
+        bytes_per_client=sum(r.bytes_up + r.bytes_down for r in rounds) / turns if turns else math.nan,
+        seconds=sum(r.seconds for r in rounds) / len(outcomes) if outcomes else math.nan,
+        outcomes=outcomes,
+    )
+
+
+def _rounds_to(outcomes: Sequence[Outcome], target: float) -> float | None:
+    needed = [o.rounds_to(target) for o in outcomes]
+    known = [n for n in needed if n is not None]
+    return statistics.fmean(known) if known and len(known) == len(needed) else None

@@ -1,0 +1,61 @@
+"""The table of a comparison: for the terminal, for Markdown, for HTML and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+
+import rich.box
+import rich.table
+
+from cutlayer.report.summary import SHARE, Row, Table
+
+HEADINGS = ("method", "best accuracy", "R", "speed-up", "KiB per client", "seconds")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One row as text."""
+    best = "-" if math.isnan(row.best) else f"{100 * row.best:.2f} ± {100 * row.best_std:.2f}"
+    if row.diverged:
+        best += f" ({row.diverged} diverged)"
+    needed = f">{row.budget}" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
+    speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
+    kib = "-" if math.isnan(row.bytes_per_client) else f"{row.bytes_per_client / 1024:,.0f}"
+    return row.label, best, needed, speedup, kib, f"{row.seconds:.1f}"
+
+
+def caption(table: Table) -> str:
+    """What the columns mean."""
+    seeds = max((len(row.outcomes) for row in table.rows), default=0)
+    return (
+        f"best accuracy: top-1 on the test set in %, best round, mean ± std over {seeds} seed{'s' * (seeds != 1)}; "
+        f"R: rounds to {100 * table.target:.2f} % ({SHARE:.0%} of {table.baseline}'s best); "
+        "KiB per client: both ways, a round; seconds: a run's wall time"
+    )
+
+
+def for_terminal(table: Table) -> rich.table.Table:
+    out = rich.table.Table(box=rich.box.SIMPLE_HEAD, caption=caption(table), caption_justify="left")
+    for index, heading in enumerate(HEADINGS):
+        out.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in table.rows:
+        out.add_row(*cells(row))
+    return out
+
+
+def for_markdown(table: Table) -> str:
+    lines = [" | ".join(HEADINGS), " | ".join(["---"] + ["---:"] * (len(HEADINGS) - 1))]
+    lines += [" | ".join(cells(row)) for row in table.rows]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def for_json(table: Table) -> str:
+    """The figures without the rounds; not-a-number becomes null."""
+    rows = []
+    for row in table.rows:
+        plain = {key: value for key, value in asdict(row).items() if key != "outcomes"}
+        plain = {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in plain.items()}
+        rows.append({**plain, "bests": [None if math.isnan(o.best) else o.best for o in row.outcomes]})
+    target = None if math.isnan(table.target) else table.target
+    return json.dumps({"baseline": table.baseline, "target": target, "rows": rows}, indent=1)

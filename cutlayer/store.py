@@ -1,0 +1,168 @@
+"""A run directory, and what survives a crash.
+
+    config.toml          the whole text of the run            journal.jsonl     one line a round
+    checkpoints/000012/  global.safetensors + manifest.json   model.safetensors, front.*, back.*   at the end
+    summary.json         what came out                        report.html, curves.png              the picture
+
+A checkpoint is written aside, synced, then renamed: it is there whole or not at all. The last two are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from cutlayer.errors import StoreError
+from cutlayer.files import sync, write_aside
+from cutlayer.flat import Vectors
+from cutlayer.round import Global
+
+FORMAT = 1
+KEEP = 2
+OWN = (  # all that --overwrite may remove; the config last, so that a half-removed run is still known as one
+    "checkpoints",
+    "runs",
+    "journal.jsonl",
+    "model.safetensors",
+    "front.safetensors",
+    "back.safetensors",
+    "summary.json",
+    "report.html",
+    "curves.png",
+    "table.json",
+    "compare.toml",
+    "config.toml",
+)
+
+
+class DamagedCheckpoint(UserWarning):
+    """A checkpoint could not be read whole; the one before it is used."""
+
+
+def claim(path: Path, name: str, text: str, overwrite: bool) -> None:
+    """Make a new run directory with its config in it; an older run in the way is refused or, if asked, removed."""
+    if (path / "config.toml").exists() or (path / "compare.toml").exists():
+        if not overwrite:
+            raise StoreError(
+                f"{path} already holds a run: continue it with `cutlayer resume {path}`, or give --overwrite"
+            )
+        for name in OWN:
+            shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink(missing_ok=True)
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise StoreError(f"{path} is not empty and holds no run: choose another --out")
+    path.mkdir(parents=True, exist_ok=True)
+    write_aside(path / name, text.encode())
+
+
+def save(run: Path, state: Global) -> None:
+    """Checkpoint `state`, then forget all but the last two."""
+    folder = run / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    final, aside = folder / f"{state.n:06d}", folder / f".{state.n:06d}.tmp"
+    for old in (final, aside):
+        if old.exists():
+            shutil.rmtree(old)
+    aside.mkdir()
+    content = save_tensors(_named(state))
+    write_aside(aside / "global.safetensors", content)
+    manifest = {
+        "format": FORMAT,
+        "round": state.n,
+        "files": {
+            "global.safetensors": {"owner": "server", "version": state.n, "sha256": hashlib.sha256(content).hexdigest()}
+        },
+    }
+    write_aside(aside / "manifest.json", json.dumps(manifest, indent=1).encode())
+    aside.replace(final)
+    sync(folder)
+    for old in sorted(folder.glob("[0-9]*"))[:-KEEP]:
+        shutil.rmtree(old)
+
+
+def load(run: Path, like: Global) -> Global | None:
+    """The newest whole checkpoint, or None where there is none; a damaged one is passed over with a warning."""
+    found = sorted((run / "checkpoints").glob("[0-9]*"), reverse=True)
+    for path in found:
+        try:
+            return _load(path, like)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, StoreError) as error:
+            warnings.warn(f"checkpoint {path} is damaged and passed over: {error}", DamagedCheckpoint, stacklevel=2)
+    if found:
+        raise StoreError(f"{run}: none of its {len(found)} checkpoints can be read; start again with --overwrite")
+    return None
+
+
+def _load(path: Path, like: Global) -> Global:
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    if manifest["format"] != FORMAT:
+        raise StoreError(f"format {manifest['format']}, expected {FORMAT}")
+    content = (path / "global.safetensors").read_bytes()
+    if hashlib.sha256(content).hexdigest() != manifest["files"]["global.safetensors"]["sha256"]:
+        raise StoreError("global.safetensors does not match its checksum")
+    tensors = load_tensors(content)
+    W = Vectors(*(tensors.pop(name).to(like.W.w.device) for name in Vectors._fields))
+    for name, ours, theirs in zip(Vectors._fields, like.W, W, strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise StoreError(
+                f"{name} has {tuple(theirs.shape)} {theirs.dtype}, the model {tuple(ours.shape)} {ours.dtype}"
+            )
+    parts: dict[str, dict[str, Tensor]] = {"update": {}, "kept": {}}
+    for name, tensor in tensors.items():
+        owner, key = name.split(".", 1)
+        parts[owner][key] = tensor.to(like.W.w.device)
+    return Global(int(manifest["round"]), W, parts["update"], parts["kept"])
+
+
+def _named(state: Global) -> dict[str, Tensor]:
+    named = dict(zip(Vectors._fields, state.W, strict=True))
+    named |= {f"update.{key}": tensor for key, tensor in state.update.items()}
+    named |= {f"kept.{key}": tensor for key, tensor in state.kept.items()}
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The values of a tensor, little-endian, in row-major order."""
+    array = (
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        if tensor.numel()
+        else torch.empty(0, dtype=torch.uint8)
+    )
+    return array.numpy().tobytes()
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over the sorted names and the little-endian bytes: one number for all the weights."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensor_bytes(tensors[name]))
+    return sha.hexdigest()
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """A state dict as safetensors, with a few words about it."""
+    named = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_aside(path, save_tensors(named, dict(about)))
+
+
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """What a finished run left, or None."""
+    path = run / "summary.json"
+    if not path.exists():
+        return None
+    try:
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StoreError(f"{path}: damaged: {error}") from error
+    return summary
