@@ -212,7 +212,10 @@ def _selected(participation: float | int, clients: int) -> int:
     """How many clients a round selects: a number as it is, a rate as max(1, ceil(rate*n))."""
     if _whole(participation):
         expect(
-            1 <= participation <= clients, "participation", participation, f"a number of clients from 1 to {clients}"
+            1 <= participation <= clients,
+            "participation",
+            participation,
+            f"from 1 to {clients} clients, or a rate in (0, 1.0]",
         )
         return int(participation)
     rate = isinstance(participation, float) and 0 < participation <= 1

@@ -150,15 +150,28 @@ def _report(args: argparse.Namespace) -> int:
     return _show(Path(args.folder), args.quiet)
 
 
+def _result(summary: dict[str, Any]) -> str:
+    """One finished run, in three lines."""
+    best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
+    mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
+    return (
+        f"best accuracy   {best} in round {summary['best_round']} of {summary['rounds']}\n"
+        f"final accuracy  {final}; {mib:.1f} MiB sent; {summary['seconds']:.1f} seconds\n"
+        f"weights         sha256 {summary.get('sha256', '-')}"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
 def _show(out: Path, quiet: bool) -> int:
     """The table on the terminal, and the files beside the run."""
     if not out.is_dir():
         raise StoreError(f"{out}: no such folder")
     figures, files = page.write(out)
     if not quiet:
-        console.print(table.for_terminal(figures))
         summary = store.read_summary(out)
-        if summary and "sha256" in summary:
-            console.print(f"weights: sha256 {summary['sha256']}")
+        console.print(table.for_terminal(figures) if summary is None else _result(summary), soft_wrap=True)
         console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True)
     return 0
