@@ -105,7 +105,10 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
     checked = _adapter(field, part).model_validate(spec)
     values = {key: getattr(checked, key) for key in valid}
     if field != "model":
-        part.make(**part.fixed, **values)  # the part's own checks
+        try:
+            part.make(**part.fixed, **values)  # the part's own checks
+        except ContractError as error:
+            raise ContractError(f"{field}.{error}") from error
     return {"name": name, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 

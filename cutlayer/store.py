@@ -59,7 +59,7 @@ def claim(path: Path, name: str, text: str, overwrite: bool) -> None:
             )
         for name in OWN:
             shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink(missing_ok=True)
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+    elif path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
         raise StoreError(f"{path} is not empty and holds no run: choose another --out")
     path.mkdir(parents=True, exist_ok=True)
     write_aside(path / name, text.encode())

@@ -20,7 +20,12 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(**kwargs)
+        self._words: list[str] = []
         self._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^-inf$|^-nan$")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--?[^\s=]+)", message)
@@ -39,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
     def _all_actions(self) -> list[argparse.Action]:
         nested = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
-        chosen = [p for a in nested for p in a.choices.values() if p.prog.split()[-1] in sys.argv[1:2]]
+        chosen = [p for a in nested for p in a.choices.values() if p.prog.split()[-1] in self._words[:1]]
         return [*self._actions, *(action for parser in chosen for action in parser._actions)]
 
 

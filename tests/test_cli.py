@@ -1,0 +1,171 @@
+"""The command line as a user meets it: what it says, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cutlayer.cli.main import main
+
+SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
+
+
+def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:
+    line = (
+        "run --task digits --scheme smofi --scheme.alpha -0.1 --update fedavgm --update.beta 0.3 --optimizer adam "
+        "--optimizer.lr 1e-3 --rounds 2 --seed 0 --cut 1 --participation 0.2 --batch-size 8 --local-epochs 1"
+    )
+    out = tmp_path / "x"
+    assert main([*line.split(), "--quiet", "--out", str(out)]) == 0
+    names = {"config.toml", "journal.jsonl", "checkpoints", "model.safetensors", "summary.json", "report.html"}
+    assert names <= {path.name for path in out.iterdir()}
+    assert len((out / "journal.jsonl").read_text().splitlines()) == 2
+    config = (out / "config.toml").read_text()
+    assert "beta = 0.3" in config and 'name = "adam"' in config and "lr = 0.001" in config and "cut = 1" in config
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run --scheme smofy", "unknown scheme 'smofy': did you mean 'smofi'?"),
+        ("run --task digit", "unknown task 'digit': did you mean 'digits'?"),
+        ("run --cut 9", "cut = 9: expected block indices from 0 to 2"),
+        ("run --cut 1 0", "cut = (1, 0)"),
+        ("run --cut x", "cut"),
+        ("run --batch-size 5000", "batch_size = 5000"),
+        ("run --rounds -3", "rounds = -3"),
+        ("run --rounds many", "rounds = 'many'"),
+        ("run --participation 0", "participation = 0"),
+        ("run --participation 1.01", "participation = 1.01"),
+        ("run --scheme.alpha 0", "scheme.alpha = 0.0: expected a finite number below 0"),
+        ("run --scheme.alfa -1", "unknown flag --scheme.alfa: did you mean --scheme.alpha?"),
+        ("run --optimizer.lr nan", "optimizer.lr = nan"),
+        ("run --optimizer.lr -1e-3", "optimizer.lr = -0.001"),
+        ("run --optimizer adam --optimizer.momentum 0.9", "unknown parameter of optimizer 'adam' 'momentum'"),
+        ("run --rouns 3", "unknown flag --rouns: did you mean --rounds?"),
+        ("run --clients 9999", "clients = 9999"),
+        ("run --partition.gamma 0", "partition.gamma = 0"),
+        ("run --task cifar10", "needs a data folder"),
+        ("run --config nowhere.toml", "nowhere.toml: no such file"),
+        ("run --init nowhere.safetensors", "init = 'nowhere.safetensors'"),
+        ("rnu", "unknown command 'rnu': did you mean 'run'?"),
+        ("compare --schemes fedavg smofy", "unknown method 'smofy': did you mean 'smofi'?"),
+        ("compare --schemes fedavg fedavg", "each method once"),
+        ("compare --seeds a", "seeds = ['a']"),
+        ("compare --preset dmeo", "unknown preset 'dmeo': did you mean 'demo'?"),
+        ("compare --schemes smofi --batch-size 5000", "SMoFi: batch_size = 5000"),
+        ("list schems", "unknown kind 'schems': did you mean 'schemes'?"),
+        ("resume nowhere", "nowhere holds no run"),
+        ("report nowhere", "nowhere: no such folder"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_nothing_is_written(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUTLAYER_DATA", raising=False)
+    try:
+        status = main(line.split())
+    except SystemExit as end:
+        status = int(end.code or 0)
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.err.startswith("cutlayer: error: ") and captured.err.count("\n") == 1
+    assert said in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_a_run_is_not_overwritten_unless_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x"
+    assert main(["run", *SMALL, "--out", str(out)]) == 0
+    before = (out / "summary.json").read_text()
+    (out / "notes.txt").write_text("mine")
+    assert main(["run", *SMALL, "--seed", "1", "--out", str(out)]) == 2
+    assert "cutlayer resume" in (said := capsys.readouterr().err) and "--overwrite" in said
+    assert (out / "summary.json").read_text() == before
+    assert main(["run", *SMALL, "--seed", "1", "--out", str(out), "--overwrite"]) == 0
+    assert json.loads((out / "summary.json").read_text())["sha256"] != json.loads(before)["sha256"]
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    assert main(["run", *SMALL, "--out", str(tmp_path), "--overwrite"]) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_a_diverged_run_exits_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--optimizer.lr", "1e20", "--out", str(tmp_path / "x")]) == 3
+    said = capsys.readouterr().err
+    assert "round 1" in said and "client" in said and "learning rate 1e+20" in said
+
+
+def test_a_comparison_writes_table_picture_and_page_and_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "y"
+    flags = [flag for flag in SMALL if flag != "--quiet"]
+    assert (
+        main(["compare", "--schemes", "fedavg", "smofi+fedavgm", "--seeds", "0", "1", *flags, "--out", str(out)]) == 0
+    )
+    said = capsys.readouterr().out
+    for word in ("FedAvg", "SMoFi + fedavgm", "best accuracy", "speed-up", "KiB per client", "seconds", "curves.png"):
+        assert word in said
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    page = (out / "report.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page.replace("http-equiv", "")
+    table = json.loads((out / "table.json").read_text())
+    assert [row["label"] for row in table["rows"]] == ["FedAvg", "SMoFi + fedavgm"]
+    assert table["target"] == pytest.approx(0.9 * sum(table["rows"][0]["bests"]) / 2)
+    (out / "runs" / "fedavg" / "seed-1" / "summary.json").unlink()
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert (out / "runs" / "fedavg" / "seed-1" / "summary.json").exists()
+    assert json.loads((out / "table.json").read_text())["target"] == table["target"]
+
+
+def test_a_method_that_diverges_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        'seeds = [0]\n[base]\nmodel = "mlp"\nclients = 6\nrounds = 2\nlocal_epochs = 1\n'
+        '[[methods]]\nlabel = "FedAvg"\nscheme = "fedavg"\n'
+        '[[methods]]\nlabel = "wild"\nscheme = "fedavg"\noptimizer = { lr = 1e20 }\n'
+    )
+    assert main(["compare", "--config", str(recipe), "--out", str(tmp_path / "y")]) == 0
+    assert "(1 diverged)" in capsys.readouterr().out
+
+
+def test_list_shows_every_kind_with_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    for word in ("digits", "resnet", "smofi", "fedavgm", "dirichlet", "smofi-no-alignment", "AAAI 2026", "Hsu et al."):
+        assert word in said
+
+
+def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "cores" in said and "torch" in said and "ready (comes with scikit-learn)" in said
+    assert "missing cifar10/train.parquet" in said
+
+
+@pytest.mark.parametrize("command", ["", "run", "compare", "resume", "report", "list", "doctor"])
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert len(said) > 200
+    if command in ("run", "compare"):
+        assert "examples:" in said and "--scheme.alpha" in said and "default" in said
+
+
+def test_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "cutlayer", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("cutlayer ")

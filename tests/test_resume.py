@@ -1,0 +1,241 @@
+"""A run that was interrupted anywhere ends in the bits of the run that never was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cutlayer as cl
+from cutlayer import config as text
+from cutlayer import files, journal, store
+from cutlayer.experiment import Experiment, load
+
+BASE: dict[str, Any] = {
+    "model": {"name": "mlp", "width": 16},
+    "clients": 6,
+    "participation": 0.5,
+    "rounds": 4,
+    "batch_size": 16,
+    "local_epochs": 1,
+}
+SCHEMES = ["fedavg", "sflv1", {"name": "sflv1", "every": "step"}, "sflv2", {"name": "sflv2", "reset": "never"}, "smofi"]
+
+
+def finish(experiment: Experiment) -> str:
+    for _ in experiment:
+        pass
+    return sha(experiment.out)
+
+
+def sha(out: Path) -> str:
+    return str(json.loads((out / "summary.json").read_text())["sha256"])
+
+
+def without_clock(out: Path) -> list[dict[str, Any]]:
+    rounds = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in r.items() if key != "seconds"} for r in rounds]
+
+
+@contextmanager
+def crash_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int) -> Iterator[None]:
+    """The call-th use of a function dies before it does anything."""
+    real, count = getattr(module, name), 0
+
+    def dying(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patch.setattr(module, name, dying)
+        yield
+    assert count >= call
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "adamw"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_every_scheme_and_optimizer(tmp_path: Path, scheme: Any, optimizer: str) -> None:
+    config = text.parse({**BASE, "scheme": scheme, "optimizer": optimizer, "update": "fedavgm"})
+    whole = finish(Experiment.start(config, tmp_path / "whole"))
+    for record in Experiment.start(config, tmp_path / "cut"):
+        if record.n == 2:
+            break
+    assert finish(Experiment.resume(tmp_path / "cut")) == whole
+    assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "call"),
+    [
+        (journal, "append", 3),  # after a round, before its line
+        (store, "save", 3),  # the line is there, the checkpoint is not (call 1 is the start)
+        (store, "write_aside", 5),  # half a checkpoint lies aside
+        (store.shutil, "rmtree", 1),  # renamed, the old one not yet removed
+        (store, "save_model", 2),  # the end, half written
+    ],
+)
+def test_a_crash_at_any_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int
+) -> None:
+    config = text.parse({**BASE, "update": "fedavgm"})
+    whole = finish(Experiment.start(config, tmp_path / "whole"))
+    with crash_at(monkeypatch, module, name, call):
+        finish(Experiment.start(config, tmp_path / "cut"))
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    assert finish(Experiment.resume(tmp_path / "cut")) == whole
+    assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
+
+
+def test_checkpoints_that_are_rare_cost_rounds_not_bits(tmp_path: Path) -> None:
+    config = text.parse({**BASE, "checkpoint_every": 3})
+    whole = finish(Experiment.start(config, tmp_path / "whole"))
+    for record in Experiment.start(config, tmp_path / "cut"):
+        if record.n == 2:
+            break
+    resumed = Experiment.resume(tmp_path / "cut")
+    assert resumed.run.state.n == 0
+    assert finish(resumed) == whole
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no manifest", "manifest", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path, damage: str) -> None:
+    config = text.parse(BASE)
+    whole = finish(Experiment.start(config, tmp_path / "whole"))
+    out = tmp_path / "cut"
+    for record in Experiment.start(config, out):
+        if record.n == 3:
+            break
+    newest = out / "checkpoints" / "000003"
+    tensors, manifest = newest / "global.safetensors", newest / "manifest.json"
+    content = bytearray(tensors.read_bytes())
+    if damage == "flip":
+        content[-1] ^= 1
+        tensors.write_bytes(content)
+    elif damage == "truncate":
+        tensors.write_bytes(content[: len(content) // 2])
+    elif damage == "no manifest":
+        manifest.unlink()
+    elif damage == "manifest":
+        manifest.write_text(manifest.read_text()[:-10])
+    else:
+        tensors.write_bytes(b"")
+    with pytest.warns(store.DamagedCheckpoint, match="000003"):
+        experiment = Experiment.resume(out)
+    assert experiment.run.state.n == 2
+    assert finish(experiment) == whole
+
+
+def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
+    finish(Experiment.start(text.parse(BASE), tmp_path / "run"))
+    for path in (tmp_path / "run" / "checkpoints").glob("*/manifest.json"):
+        path.write_text("{}")
+    with pytest.warns(store.DamagedCheckpoint), pytest.raises(cl.StoreError, match="none of its 2 checkpoints"):
+        Experiment.resume(tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    finish(Experiment.start(text.parse(BASE), out))
+    (out / "config.toml").write_text((out / "config.toml").read_text().replace("width = 16", "width = 8"))
+    with pytest.warns(store.DamagedCheckpoint, match="the model"), pytest.raises(cl.StoreError):
+        Experiment.resume(out)
+
+
+def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:
+    experiment = Experiment.start(text.parse(BASE), tmp_path / "run")
+    before = finish(experiment)
+    again = Experiment.resume(tmp_path / "run")
+    assert list(again) == []
+    assert sha(tmp_path / "run") == before
+
+
+def test_a_target_stops_the_run_also_after_a_resume(tmp_path: Path) -> None:
+    config = text.parse({**BASE, "target": 0.01, "rounds": 9})
+    finish(Experiment.start(config, tmp_path / "run"))
+    assert len(without_clock(tmp_path / "run")) == 1
+    assert list(Experiment.resume(tmp_path / "run")) == []
+
+
+def test_front_back_and_joined_load_on_their_own(tmp_path: Path) -> None:
+    finish(Experiment.start(text.parse({**BASE, "model": "resnet", "cut": 2, "rounds": 1}), tmp_path / "run"))
+    model, front, back = (load(tmp_path / "run" / f"{part}.safetensors") for part in ("model", "front", "back"))
+    x = torch.rand(5, 1, 8, 8)
+    assert torch.equal(back(front(x)), model(x))
+    assert len(front) == 3
+    with pytest.raises(cl.StoreError, match="cannot be loaded"):
+        load(tmp_path / "run" / "config.toml")
+
+
+def test_a_warm_start_begins_with_the_given_weights(tmp_path: Path) -> None:
+    finish(Experiment.start(text.parse(BASE), tmp_path / "first"))
+    given = tmp_path / "first" / "model.safetensors"
+    second = Experiment.start(text.parse({**BASE, "init": str(given)}), tmp_path / "second")
+    assert store.digest(second.run.model.state_dict()) == sha(tmp_path / "first")
+    with pytest.raises(cl.ContractError, match="not the weights of this model"):
+        Experiment.start(text.parse({**BASE, "model": "cnn", "init": str(given)}), tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_diverged_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
+    config = text.parse({**BASE, "optimizer": {"decay": 1e9}, "rounds": 50})
+    with pytest.raises(cl.Diverged, match=r"round [2-9]: .* learning rate 5e\+"):
+        finish(Experiment.start(config, tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
+    good = Experiment.resume(tmp_path / "run").run.state
+    assert good.n == len(without_clock(tmp_path / "run"))
+    assert bool(torch.isfinite(good.W.w).all())
+
+
+def test_a_file_written_aside_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "file"
+    files.write_aside(target, b"old")
+    with crash_at(monkeypatch, files.os, "fsync", 1):
+        files.write_aside(target, b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_kill_9_and_resume_from_the_command_line(tmp_path: Path) -> None:
+    """Killed three times at whatever moment it is in, then resumed to the end."""
+    flags = [
+        "--model",
+        "mlp",
+        "--clients",
+        "8",
+        "--rounds",
+        "24",
+        "--local-epochs",
+        "1",
+        "--update",
+        "fedavgm",
+        "--quiet",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "cutlayer"]
+    subprocess.run([*command, "run", *flags, "--out", tmp_path / "whole"], check=True, env=environment)
+    out = tmp_path / "cut"
+    arguments: list[Any] = ["run", *flags, "--out", out]
+    for kill in range(3):
+        process = subprocess.Popen([*command, *arguments], env=environment)
+        written = out / "journal.jsonl"
+        while process.poll() is None and not (written.exists() and written.read_bytes().count(b"\n") > 4 * kill + 1):
+            time.sleep(0.005)
+        time.sleep(0.003 * kill)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        arguments = ["resume", out, "--quiet"]
+    subprocess.run([*command, *arguments], check=True, env=environment)
+    assert sha(out) == sha(tmp_path / "whole")
+    assert without_clock(out) == without_clock(tmp_path / "whole")
