@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import re
 import sys
 import tomllib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from cutlayer.config import TABLES, Config, parameters
 from cutlayer.errors import ContractError
@@ -66,7 +67,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     for table in ("scheme", "update", "optimizer", "server_optimizer", "partition", "model"):
         group = parser.add_argument_group(f"parameters of --{table.replace('_', '-')}")
         for parameter, owners in _parameters(table).items():
-            words = ", ".join(f"{owner}: {default}" for owner, default in owners)
+            words = "; ".join(f"{name}: {_words(spec)}" for name, spec in owners)
             flag = f"--{table}.{parameter}"
             flags = list(dict.fromkeys((flag, flag.replace("_", "-"))))
             group.add_argument(
@@ -75,16 +76,22 @@ def add_config(parser: argparse.ArgumentParser) -> None:
                 nargs="+" if parameter == "betas" else None,
                 metavar="VALUE",
                 default=argparse.SUPPRESS,
-                help=f"default for {words}",
+                help=words,
             )
 
 
-def _parameters(table: str) -> dict[str, list[tuple[str, Any]]]:
-    found: dict[str, list[tuple[str, Any]]] = {}
+def _parameters(table: str) -> dict[str, list[tuple[str, inspect.Parameter]]]:
+    found: dict[str, list[tuple[str, inspect.Parameter]]] = {}
     for name, part in TABLES[table].items():
         for parameter, spec in parameters(part).items():
-            found.setdefault(parameter, []).append((name, spec.default))
+            found.setdefault(parameter, []).append((name, spec))
     return found
+
+
+def _words(spec: inspect.Parameter) -> str:
+    """A parameter's choices, if it has some, and its default."""
+    choices = [str(choice) for choice in get_args(spec.annotation)] if get_origin(spec.annotation) is Literal else []
+    return (f"{' | '.join(choices)}, " if choices else "") + f"default {spec.default}"
 
 
 def config_values(args: argparse.Namespace) -> dict[str, Any]:

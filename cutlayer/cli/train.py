@@ -50,9 +50,11 @@ Print the table of a run or comparison, and write curves.png, table.json and rep
 
 def add(commands: Any) -> None:
     """Register run, compare, resume and report."""
-    run = commands.add_parser("run", help="train one method", description=RUN)
+    run = commands.add_parser("run", help="train one method", description=RUN, usage="cutlayer run [FLAGS]")
     run.set_defaults(run=_run)
-    both = commands.add_parser("compare", help="train several methods and compare them", description=COMPARE)
+    both = commands.add_parser(
+        "compare", help="train several methods and compare them", description=COMPARE, usage="cutlayer compare [FLAGS]"
+    )
     both.add_argument("--schemes", nargs="+", metavar="METHOD", help="what to compare (see `cutlayer list methods`)")
     both.add_argument("--seeds", nargs="+", metavar="N", help="seeds (default: 0 1 2)")
     both.add_argument("--preset", metavar="NAME", help="a comparison that comes with cutlayer: demo")
