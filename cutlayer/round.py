@@ -201,15 +201,16 @@ class Engine:
         taken = dict.fromkeys(J, 0)
         for wave in waves(s.scheme.wave_order, {j: J[j] for j in self._turn(n, list(J))}):
             wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch)
+            if not wave.clients:
+                continue
             smashed = admit(s.cohort.gather(wave), {j: Address(n, j, taken[j]) for j in wave.clients})
             for j in set(wave.clients) - {message.address.client for message in smashed}:
                 del taken[j]
-            if smashed:
-                replies = session.step(wave, smashed)
-                s.cohort.scatter(replies)
-                ledger.wave(smashed, replies)
-                for message in smashed:
-                    taken[message.address.client] += 1
+            replies = session.step(wave, smashed)
+            s.cohort.scatter(replies)
+            ledger.wave(smashed, replies)
+            for message in smashed:
+                taken[message.address.client] += 1
         arrived = s.cohort.close(list(taken))
         reports = admit(arrived, {j: Address(n, j, -1) for j in taken})
         if not reports:

@@ -45,7 +45,7 @@ class Session(Protocol):
     """One round of a scheme."""
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        """One wave. A client of `wave` without smashed data is lost for this round."""
+        """One wave. A client of `wave` without smashed data is lost for this round; all of them may be."""
 
     def close(self) -> Closed:
         """End the round."""

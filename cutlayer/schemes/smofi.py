@@ -65,6 +65,8 @@ class Fused:
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows, optimizer = self.server, self.rows, self.server.optimizer
         A = [s.address.client for s in smashed]
+        if not A:
+            return []
         self._record(A)
         # The next m_bar grows in the buffer of the one before: first beta*|A|*m_bar, then each fresh gradient.
         total = self.before

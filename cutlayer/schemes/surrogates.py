@@ -45,17 +45,16 @@ class Surrogates:
         self.row = {j: r for r, j in enumerate(clients)}
         self.rows = server.surrogates(len(clients))
         self.memory = server.memory(self.rows)
-        self.present = dict(self.row)  # the clients not lost so far
+        self.lost: set[int] = set()
         self.epoch = 0
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
         arrived = [s.address.client for s in smashed]
-        for lost in set(wave.clients) - set(arrived):
-            self.present.pop(lost, None)
         if self.every == "epoch" and wave.epoch > self.epoch:  # the barrier between epochs
-            self._average(list(self.present))
+            self._average([j for j in self.row if j not in self.lost])
             self.epoch = wave.epoch
+        self.lost |= set(wave.clients) - set(arrived)
         replies = []
         for s in smashed:
             r = self.row[s.address.client]
@@ -70,6 +69,8 @@ class Surrogates:
 
     def _average(self, clients: Sequence[int]) -> None:
         """Ws <- sum_j p_j Ws_j, into every surrogate; the server's momentum starts again from zero."""
+        if not clients:
+            return
         total = sum(self.server.samples[j] for j in clients)
         Ws = mean([self.rows.row(self.row[j]) for j in clients], [self.server.samples[j] / total for j in clients])
         self.rows.fill(Ws, len(self.row))

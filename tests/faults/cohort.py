@@ -1,0 +1,93 @@
+"""A cohort that misbehaves on purpose: messages lost, late, doubled or out of order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from cutlayer.cohorts.seam import Cohort
+from cutlayer.messages import Address, CutGrad, Plan, Report, Smashed
+from cutlayer.waves import Wave
+
+REPORT = -1  # the step of a Report's address
+Item = TypeVar("Item")
+Message = TypeVar("Message", Smashed, Report)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with one message; step REPORT stands for the client's report.
+
+    drop        it never arrives, and its client is silent for the rest of the round
+    delay       it arrives with the next gather, too late; its client waits for an answer that never comes
+    duplicate   it arrives twice at once
+    repeat      it arrives in time, and once more with the next gather
+    """
+
+    kind: Literal["drop", "delay", "duplicate", "repeat"]
+    round: int
+    client: int
+    step: int
+
+
+class FaultyCohort:
+    """Wraps any cohort. `fired` counts the faults that really happened; `reordered` the lists whose order changed."""
+
+    def __init__(self, inner: Cohort, faults: Sequence[Fault] = (), reorder: int | None = None) -> None:
+        self.inner = inner
+        self.faults = {(f.round, f.client, f.step): f for f in faults}
+        assert len(self.faults) == len(faults), "one fault per message"
+        self.fired: Counter[Fault] = Counter()
+        self.reordered = 0
+        self._random = None if reorder is None else random.Random(reorder)
+        self._silent: set[int] = set()
+        self._late: list[Smashed] = []
+
+    @property
+    def unfired(self) -> list[Fault]:
+        """The faults that have not happened."""
+        return [fault for fault in self.faults.values() if not self.fired[fault]]
+
+    def open(self, plans: Sequence[Plan]) -> None:
+        self._silent.clear()
+        self.inner.open(self._shuffled(plans))
+
+    def gather(self, wave: Wave) -> list[Smashed]:
+        late, self._late = self._late, []
+        speaking = tuple(j for j in self._shuffled(wave.clients) if j not in self._silent)
+        sent = self.inner.gather(replace(wave, clients=speaking)) if speaking else []
+        arrived = [copy for message in sent for copy in self._carry(message.address, message)]
+        return self._shuffled(late + arrived)
+
+    def scatter(self, replies: Sequence[CutGrad]) -> None:
+        answered = [reply.address.client for reply in replies]
+        assert len(answered) == len(set(answered)), f"a client is answered twice: {answered}"
+        assert not self._silent & set(answered), f"a lost client is answered: {answered}"
+        self.inner.scatter(self._shuffled(replies))
+
+    def close(self, clients: Sequence[int]) -> list[Report]:
+        speaking = [j for j in self._shuffled(clients) if j not in self._silent]
+        reports = self.inner.close(speaking) if speaking else []
+        return self._shuffled([copy for report in reports for copy in self._carry(report.address, report)])
+
+    def _carry(self, address: Address, message: Message) -> list[Message]:
+        """What arrives now of a message that was sent now."""
+        fault = self.faults.get((address.round, address.client, address.step))
+        if fault is None:
+            return [message]
+        self.fired[fault] += 1
+        if fault.kind in ("drop", "delay"):
+            self._silent.add(address.client)
+        if fault.kind in ("delay", "repeat") and isinstance(message, Smashed):
+            self._late.append(message)
+        return {"drop": [], "delay": [], "duplicate": [message, message], "repeat": [message]}[fault.kind]
+
+    def _shuffled(self, items: Sequence[Item]) -> list[Item]:
+        mixed = list(items)
+        if self._random is not None:
+            self._random.shuffle(mixed)
+            self.reordered += any(one is not other for one, other in zip(mixed, items, strict=True))
+        return mixed
