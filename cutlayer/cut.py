@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.errors import ContractError, expect
+from cutlayer.rng import callers_randomness
 
 Cut = int | tuple[int, int]
 """One block index, or (lo, hi) inclusive: redrawn every round."""
@@ -35,9 +36,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def cut_range(cut: Cut, blocks: int) -> tuple[int, int]:
     """`cut` as an inclusive range of block indices, checked: the server keeps at least the last block."""
-    lo, hi = cut if isinstance(cut, tuple | list) else (cut, cut)
-    whole = all(isinstance(c, int) and not isinstance(c, bool) for c in (lo, hi))
-    expect(whole and 0 <= lo <= hi <= blocks - 2, "cut", cut, f"block indices from 0 to {blocks - 2}")
+    ends = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut)
+    whole = len(ends) == 2 and all(isinstance(c, int) and not isinstance(c, bool) for c in ends)
+    expect(whole and 0 <= ends[0] <= ends[1] <= blocks - 2, "cut", cut, f"block indices from 0 to {blocks - 2}")
+    lo, hi = ends
     return lo, hi
 
 
@@ -76,13 +78,21 @@ def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
 
 
 @torch.no_grad()
-def probe(model: nn.Module, x: Tensor) -> Tensor:
-    """Output on a few rows in inference mode; refuses a model whose forward is not its blocks in order."""
+def probe(model: nn.Module, x: Tensor, lo: int, hi: int) -> Tensor:
+    """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
     twin = copy.deepcopy(model).eval()
-    whole = twin(x)
-    parts = in_order(blocks_of(twin), x)
-    if not isinstance(whole, Tensor) or not isinstance(parts, Tensor) or whole.shape != parts.shape:
+    with callers_randomness():
+        torch.default_generator.manual_seed(0)
+        whole = twin(x.clone())
+        torch.default_generator.manual_seed(0)
+        out = x.clone()
+        for index, block in enumerate(blocks_of(twin)):
+            out = block(out)
+            if lo <= index <= hi and not (isinstance(out, Tensor) and out.is_floating_point()):
+                kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
+                raise ContractError(f"cut = {index}: block {index} gives {kind}, expected one floating tensor")
+    if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:
         raise ContractError("model: expected one tensor out of the last block, the same as out of the model")
-    if not torch.allclose(whole, parts, rtol=1e-4, atol=1e-5, equal_nan=True):
+    if not torch.allclose(whole, out, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ContractError("model: its forward is not its blocks applied in order, so a cut would change it")
     return whole

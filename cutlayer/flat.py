@@ -141,7 +141,7 @@ class Half:
                 module, name = slot.places[0]
                 held = getattr(module, name)
                 if held is not tensor:  # a block that assigns its buffer instead of writing into it
-                    tensor.copy_(held.detach())
+                    tensor.data.copy_(held.detach())  # .data: other views of the row may wait for their backward
                     _put(module, name, tensor)
         return out
 

@@ -10,6 +10,7 @@ mbar <- ( sum_A m_j + sum_H s_j * m_j ) / m                                     
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,16 +87,20 @@ class MomentumFusion:
         self._names = _moment_names(self.optimizers)
         self._parameters = [[p for group in o.param_groups for p in group["params"]] for o in self.optimizers]
         _check_alike(self.optimizers, self._parameters)
+        self._place = [{id(p): i for i, p in enumerate(ps)} for ps in self._parameters]
         self._k = -1  # the last step taken
         self._last: dict[int, int] = {}  # j -> k_j, for every j that has stepped since reset
         # What each optimizer contributed at k_j, before the fusion overwrote its buffers.
         self._contribution: dict[int, list[list[Tensor]]] = {}
+        self._m_bar = [[torch.zeros_like(p) for p in self._parameters[0]] for _ in self._names]
 
     @torch.no_grad()
     def step(self, active: Iterable[int] | None = None) -> None:
         """Step the optimizers named in `active` (None: all), then fuse. One that is left out has finished."""
         A = self._admit(range(len(self.optimizers)) if active is None else active)
         for j in A:
+            if self._k >= 0 and j not in self._last:  # it joins a round under way: with the fused momentum, as all do
+                self._give(j)
             self.optimizers[j].step()
         self._k += 1
         k = self._k
@@ -105,21 +110,17 @@ class MomentumFusion:
         H = [j for j in sorted(self._last) if self._last[j] < k]
         s = {j: self.staleness.weight(k, self._last[j]) for j in H}
         total = self.staleness.total(len(A), list(s.values()))
-        for name_index, name in enumerate(self._names):
-            for i in range(len(self._parameters[0])):
-                m_bar = torch.zeros_like(self._contribution[A[0]][name_index][i])
+        for which, fused in enumerate(self._m_bar):
+            for i, m_bar in enumerate(fused):
+                m_bar.zero_()
                 for j in A:
-                    m_bar += self._contribution[j][name_index][i]
+                    m_bar += self._contribution[j][which][i]
                 for j in H:
-                    beta = self._beta(j, i, name_index)
-                    m_bar.add_(
-                        self._contribution[j][name_index][i], alpha=s[j] * self.staleness.rebias(beta, k, self._last[j])
-                    )
+                    rebias = self.staleness.rebias(self._beta(j, i, which), k, self._last[j])
+                    m_bar.add_(self._contribution[j][which][i], alpha=s[j] * rebias)
                 m_bar /= total  # Eq. 5
-                for j in A:
-                    buffer = self._buffer(j, i, name)
-                    if buffer is not None:
-                        buffer.copy_(m_bar)
+        for j in A:
+            self._give(j)
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -137,29 +138,37 @@ class MomentumFusion:
         return {
             "k": self._k,
             "last": dict(self._last),
-            "contribution": {j: [[t.clone() for t in ts] for ts in named] for j, named in self._contribution.items()},
+            "contribution": {j: _copy(named) for j, named in self._contribution.items()},
+            "m_bar": _copy(self._m_bar),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        expect(set(state) == {"k", "last", "contribution"}, "state", sorted(state), "the keys k, last, contribution")
+        keys = {"k", "last", "contribution", "m_bar"}
+        expect(set(state) == keys, "state", sorted(state), f"the keys {', '.join(sorted(keys))}")
         known = range(len(self.optimizers))
         last = {int(j): int(k) for j, k in state["last"].items()}
+        contribution = {int(j): _copy(named) for j, named in state["contribution"].items()}
+        m_bar = _copy(state["m_bar"])
         expect(all(j in known for j in last), "state['last']", sorted(last), f"indices below {len(self.optimizers)}")
-        self._k, self._last = int(state["k"]), last
-        self._contribution = {
-            int(j): [[t.clone() for t in ts] for ts in named] for j, named in state["contribution"].items()
-        }
+        expect(
+            set(last) == set(contribution), "state['contribution']", sorted(contribution), f"those of {sorted(last)}"
+        )
+        shapes = _shapes(self._m_bar)
+        for what, named in (("m_bar", m_bar), *((f"contribution[{j}]", c) for j, c in contribution.items())):
+            expect(_shapes(named) == shapes, f"state['{what}']: shapes", _shapes(named), f"{shapes}")
+        self._k, self._last, self._contribution, self._m_bar = int(state["k"]), last, contribution, m_bar
 
     def _admit(self, active: Iterable[int]) -> list[int]:
-        A = sorted(active)
+        try:
+            A = sorted(operator.index(j) for j in active)
+        except TypeError as error:
+            raise ContractError(f"active = {active!r}: expected indices of optimizers") from error
         expect(len(A) > 0, "active", A, "at least one index")
         expect(len(set(A)) == len(A), "active", A, "each index once")
         for j in A:
-            expect(
-                isinstance(j, int) and 0 <= j < len(self.optimizers), "active", j, f"0 to {len(self.optimizers) - 1}"
-            )
+            expect(0 <= j < len(self.optimizers), "active", j, f"0 to {len(self.optimizers) - 1}")
             if j in self._last and self._last[j] < self._k:
                 raise ContractError(
                     f"active = {j}: it finished after step {self._last[j]}; call reset() for a new round"
@@ -175,6 +184,21 @@ class MomentumFusion:
                 buffer = self._buffer(j, i, name)
                 tensor.zero_() if buffer is None else tensor.copy_(buffer)
 
+    def _give(self, j: int) -> None:
+        """Write m_bar into optimizer j's buffers, making those that are missing; Adam's counter is the round's."""
+        for group in self.optimizers[j].param_groups:
+            for parameter in group["params"]:
+                state = self.optimizers[j].state[parameter]
+                i = self._place[j][id(parameter)]
+                for name, fused in zip(self._names, self._m_bar, strict=True):
+                    if isinstance(state.get(name), Tensor):
+                        state[name].copy_(fused[i])
+                    else:
+                        state[name] = fused[i].clone()
+                if "betas" in group:
+                    on = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+                    state["step"] = torch.tensor(float(self._k + 1), device=on)
+
     def _buffer(self, j: int, i: int, name: str) -> Tensor | None:
         state = self.optimizers[j].state.get(self._parameters[j][i], {})
         buffer = state.get(name)
@@ -186,6 +210,14 @@ class MomentumFusion:
             if any(p is self._parameters[j][i] for p in group["params"]):
                 return float(group["betas"][name_index]) if "betas" in group else 0.0
         raise AssertionError("every parameter is in a group")
+
+
+def _copy(tensors: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[t.clone() for t in ts] for ts in tensors]
+
+
+def _shapes(tensors: Sequence[Sequence[Tensor]]) -> list[list[tuple[int, ...]]]:
+    return [[tuple(t.shape) for t in ts] for ts in tensors]
 
 
 def _moment_names(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ def block_macs(model: nn.Module, x: Tensor) -> list[int]:
         for block in blocks_of(copy.deepcopy(model).train()):
             recurrent = _Recurrent(block)
             with FlopCounterMode(display=False) as counter, torch.enable_grad():
-                x = block(x.detach())
+                x = block(x.detach().clone())
             recurrent.remove()
             counts.append((counter.get_total_flops() // 2 + recurrent.macs) // len(x))
     return counts

@@ -140,7 +140,7 @@ def rounds(
     feed = Feed(batch_size, local_epochs, local_steps, shuffle, last_batch, small_client, seed)
     trains = _sources(clients, start.W, "clients")
     tests = _tests(test, start.W)
-    macs = _probe(model, trains, tests, loss)
+    macs = _probe(model, (lo, hi), trains, tests, loss)
     sizes = [len(s) for s in trains]
     if not any(feed.per_epoch(size) for size in sizes):
         raise ContractError(
@@ -237,7 +237,9 @@ def _tests(test: Any, like: Vectors) -> list[Source]:
     return [source(test, like.w.dtype, "test")]
 
 
-def _probe(model: nn.Module, trains: Sequence[Source], tests: Sequence[Source], loss: object) -> list[int]:
+def _probe(
+    model: nn.Module, cuts: tuple[int, int], trains: Sequence[Source], tests: Sequence[Source], loss: object
+) -> list[int]:
     """Two rows through the model: the MACs of each block, and a clear word where data and model do not fit."""
     first = next((s for s in trains if len(s)), None)
     expect(first is not None, "clients", [0] * len(trains), "at least one client with samples")
@@ -245,7 +247,7 @@ def _probe(model: nn.Module, trains: Sequence[Source], tests: Sequence[Source], 
     parameter = next(model.parameters())
     x, _ = first.take(torch.zeros(2, dtype=torch.int64).numpy(), parameter.device)
     try:
-        out = probe(model, x)
+        out = probe(model, x, *cuts)
         macs = block_macs(model, x)
     except (RuntimeError, IndexError, TypeError) as error:
         raise ContractError(f"model: it does not accept inputs of shape {tuple(x.shape[1:])}: {error}") from error

@@ -11,7 +11,7 @@ from cutlayer.macs import block_macs
 from cutlayer.models import MODELS, cnn, mlp, resnet
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
-BLOCKS = {"mlp": 3, "cnn": 4, "resnet": 5}
+BLOCKS = {"mlp": 4, "cnn": 4, "resnet": 5}
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -31,7 +31,7 @@ def test_group_norm_replaces_every_batch_norm() -> None:
 
 
 def test_macs_equal_counts_by_hand() -> None:
-    assert block_macs(mlp((1, 8, 8), 10, width=64), torch.rand(2, 1, 8, 8)) == [64 * 64, 64 * 64, 64 * 10]
+    assert block_macs(mlp((1, 8, 8), 10, width=64), torch.rand(2, 1, 8, 8)) == [64 * 64, 64 * 64, 64 * 64, 64 * 10]
     by_hand = [64 * 16 * 9, 64 * 32 * 16 * 9, 16 * 32 * 32 * 9, 32 * 2 * 2 * 10]
     assert block_macs(cnn((1, 8, 8), 10, width=16), torch.rand(2, 1, 8, 8)) == by_hand
 

@@ -2,7 +2,7 @@
 
 `cut=L` leaves blocks 0..L with the client:
 
-    mlp      0 flatten, linear, relu      1 linear, relu               2 linear
+    mlp      0 flatten, linear, relu      1, 2 linear, relu            3 linear
     cnn      0 conv, relu                 1 conv, relu, pool           2 conv, relu, pool    3 flatten, linear
     resnet   0 conv, norm, relu           1, 2, 3 residual blocks                            4 pool, linear
 """
@@ -15,7 +15,7 @@ from cutlayer.models.resnet import resnet
 from cutlayer.table import Part
 
 MODELS: dict[str, Part] = {
-    "mlp": Part(mlp, "two hidden layers; 3 blocks", "-"),
+    "mlp": Part(mlp, "three hidden layers (depth); 4 blocks", "-"),
     "cnn": Part(cnn, "three 3x3 convolutions; 4 blocks", "-"),
     "resnet": Part(resnet, "three residual blocks with batch or group norm; 5 blocks", "He et al., CVPR 2016"),
 }

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron in three blocks."""
+"""A multi-layer perceptron: one block a layer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from cutlayer.errors import expect
 
-def mlp(shape: Sequence[int], classes: int, width: int = 64) -> nn.Sequential:
-    """Blocks: 0 flatten, linear, relu; 1 linear, relu; 2 linear."""
-    return nn.Sequential(
-        nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU()),
-        nn.Sequential(nn.Linear(width, width), nn.ReLU()),
-        nn.Linear(width, classes),
-    )
+
+def mlp(shape: Sequence[int], classes: int, width: int = 64, depth: int = 3) -> nn.Sequential:
+    """Blocks: 0 flatten, linear, relu; 1 .. depth-1 linear, relu; depth linear."""
+    expect(depth >= 1, "depth", depth, "at least one hidden layer")
+    hidden = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth - 1)]
+    first = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU())
+    return nn.Sequential(first, *hidden, nn.Linear(width, classes))
