@@ -23,7 +23,7 @@ from cutlayer.errors import ContractError, expect
 
 @dataclass(frozen=True)
 class Staleness:
-    """How much a finished client's last momentum still counts (algorithms.md 4.2: 2, 4 and 9).
+    """How much a finished client's last momentum still counts (docs/algorithms.md, SMoFi: 2, 4 and 8).
 
     `stale_offset` 1: the first reuse weighs 2^alpha (the poster); 0: it weighs 1 (the literal zero-based reading).
     `hist_norm` "count": divide by |A| + |H| (the paper); "weights": by |A| + sum of s.

@@ -1,4 +1,4 @@
-"""Multiply-accumulates of each block, for one sample forward; training costs three times that (algorithms.md 6.1)."""
+"""Multiply-accumulates of each block, for one sample forward; training costs three times that."""
 
 from __future__ import annotations
 

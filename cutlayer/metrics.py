@@ -1,4 +1,4 @@
-"""How good the global model is: the whole test set, inference mode, large batches (algorithms.md 5.1)."""
+"""How good the global model is: the whole test set, inference mode, large batches."""
 
 from __future__ import annotations
 

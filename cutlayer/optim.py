@@ -1,4 +1,4 @@
-"""Optimizers on flat vectors, their memory explicit (algorithms.md: 0.3; SMoFi 4.2.8 and 4.2.9).
+"""Optimizers on flat vectors, their memory explicit (docs/algorithms.md).
 
 Each is the same three sentences, so that momentum can be fused between them:
 

@@ -1,4 +1,4 @@
-"""Who holds which rows: partitions of a labelled data set over clients (algorithms.md 5.3)."""
+"""Who holds which rows: partitions of a labelled data set over clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison: best accuracy, rounds to target, speed-up, bytes, seconds (algorithms.md 5.1)."""
+"""The figures of a comparison: best accuracy, rounds to target, speed-up, bytes, seconds."""
 
 from __future__ import annotations
 

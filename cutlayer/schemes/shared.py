@@ -1,4 +1,4 @@
-"""One server half for all, trained on one client's batch after another (SFLV2, Thapa et al. 2022; algorithms.md 3.2).
+"""One server half for all, trained on one client's batch after another (SFLV2, Thapa et al. 2022; docs/algorithms.md).
 
 A client that is lost mid-round leaves the steps it took in the server half; its front is not averaged.
 """

@@ -1,4 +1,4 @@
-"""SMoFi: step-wise momentum fusion (Algorithm 1 of the paper; algorithms.md 4).
+"""SMoFi: step-wise momentum fusion (Algorithm 1 of the paper; docs/algorithms.md).
 
     Ws_j    the surrogate of client j, a row of `rows.w`      g_j   its gradient, a row of `rows.g`
     m_bar   the fused momentum (Adam: both moments)           A     the clients in this wave

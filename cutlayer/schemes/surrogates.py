@@ -1,4 +1,4 @@
-"""Parallel surrogates: one copy of the server half per client (SFLV1, Thapa et al. 2022; algorithms.md 3.1).
+"""Parallel surrogates: one copy of the server half per client (SFLV1, Thapa et al. 2022; docs/algorithms.md).
 
 Ws_j   the surrogate of client j          p_j  |D_j| / sum |D_i| over those averaged
 every  how often the surrogates are replaced by their mean, their optimizers starting afresh
