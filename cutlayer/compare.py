@@ -10,9 +10,9 @@ import json
 import multiprocessing
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,45 +102,44 @@ class Progress:
 
 def train_all(comparison: Comparison, out: Path, jobs: int) -> Iterator[list[Progress]]:
     """Train whatever is not trained yet, `jobs` runs at a time; yields where every run is, a few times a second."""
-    todo = {}
-    for m, seed in comparison.runs():
-        if store.read_summary(folder(out, m, seed)) is None:
-            todo[m.label, seed] = (text.dump(comparison.config(m, seed)), str(folder(out, m, seed)))
+    runs = [(m, seed, comparison.config(m, seed)) for m, seed in comparison.runs()]
+    waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
+    todo = [(text.dump(c), str(folder(out, m, seed))) for m, seed, c in runs if not _done(folder(out, m, seed))]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=max(1, min(jobs, len(todo) or 1)), mp_context=context) as pool:
-        futures: dict[Future[None], tuple[str, int]] = {pool.submit(_work, *job): key for key, job in todo.items()}
+        futures = [pool.submit(_work, *job) for job in todo]
         try:
             pending = set(futures)
             while pending:
-                _, pending = wait(pending, timeout=0.3)
-                for future in futures:
-                    if future.done():
-                        future.result()
-                yield progress(comparison, out)
+                done, pending = wait(pending, timeout=0.5)
+                for future in done:
+                    future.result()
+                yield [_progress(out, before) for before in waiting]
         except BrokenProcessPool as error:
             raise StoreError(f"a training process was killed; continue with `cutlayer resume {out}`") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    yield progress(comparison, out)
+    yield [_progress(out, before) for before in waiting]
 
 
-def progress(comparison: Comparison, out: Path) -> list[Progress]:
-    """Where every run is, from the files it writes."""
-    found = []
-    for m, seed in comparison.runs():
-        path = folder(out, m, seed)
-        total = int(comparison.config(m, seed).rounds)
-        summary = store.read_summary(path)
-        journal = path / "journal.jsonl"
-        lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-        accuracy = json.loads(lines[-1])["accuracy"] if lines else None
-        status = summary["status"] if summary else "running" if path.exists() else "waiting"
-        found.append(Progress(m.label, seed, len(lines), total, accuracy, status))
-    return found
+def _progress(out: Path, before: Progress) -> Progress:
+    """Where a run is, from the files it writes."""
+    path = out / "runs" / slug(before.label) / f"seed-{before.seed}"
+    if not path.exists():
+        return before
+    journal = path / "journal.jsonl"
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+    accuracy = json.loads(lines[-1])["accuracy"] if lines else None
+    summary = store.read_summary(path)
+    return replace(before, done=len(lines), accuracy=accuracy, status=summary["status"] if summary else "running")
+
+
+def _done(path: Path) -> bool:
+    return store.read_summary(path) is not None
 
 
 def _work(config: str, out: str) -> None:
-    """One run, in a process of its own; one that diverges has said so in its summary."""
+    """One run, in a process of its own."""
     torch.set_num_threads(1)
     path = Path(out)
     if (path / "config.toml").exists():
@@ -150,5 +149,5 @@ def _work(config: str, out: str) -> None:
     try:
         for _ in experiment:
             pass
-    except Diverged:
-        pass
+    except (Diverged, KeyboardInterrupt):
+        pass  # a diverged run has said so in its summary; an interrupted one can be resumed

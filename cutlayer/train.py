@@ -132,7 +132,7 @@ def rounds(
         raise ContractError(
             f"cut = {cut!r}: {chosen} keeps the server's momentum between rounds, so its size must not change"
         )
-    device = torch.device(device)
+    device = _device(device)
     whole = half(model, 0, len(blocks), device)
     start = Global(0, whole.read())
     expect(len(start.W.w) > 0, "model", type(model).__name__, "at least one trainable parameter")
@@ -221,6 +221,14 @@ def _selected(participation: float | int, clients: int) -> int:
     rate = isinstance(participation, float) and 0 < participation <= 1
     expect(rate, "participation", participation, "a rate in (0, 1.0], or a whole number of clients")
     return max(1, math.ceil(participation * clients - 1e-9))
+
+
+def _device(given: str | torch.device) -> torch.device:
+    try:
+        torch.empty(0, device=given)
+    except (RuntimeError, AssertionError) as error:
+        raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
+    return torch.device(given)
 
 
 def _sources(given: Any, like: Vectors, name: str) -> list[Source]:

@@ -52,6 +52,8 @@ def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:
         ("run --task cifar10", "needs a data folder"),
         ("run --config nowhere.toml", "nowhere.toml: no such file"),
         ("run --init nowhere.safetensors", "init = 'nowhere.safetensors'"),
+        ("run --device cudaa", "device = 'cudaa'"),
+        ("run --out /proc/nowhere", "/proc"),
         ("rnu", "unknown command 'rnu': did you mean 'run'?"),
         ("compare --schemes fedavg smofy", "unknown method 'smofy': did you mean 'smofi'?"),
         ("compare --schemes fedavg fedavg", "each method once"),

@@ -46,12 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CutlayerError as error:
         print(f"cutlayer: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()  # the reader of our output has gone: nothing more to say
+            return 141
+        print(f"cutlayer: error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("cutlayer: interrupted; `cutlayer resume` on the output folder goes on from here", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone: nothing more to say
-        return 141
 
 
 def _warn(
