@@ -108,7 +108,7 @@ class Ledger:
     @property
     def train_loss(self) -> float | None:
         """The mean loss over all steps."""
-        return float(torch.stack([loss for *_, loss in self.losses]).mean()) if self.losses else None
+        return float(torch.stack([loss for *_, loss in self.losses]).double().mean()) if self.losses else None
 
     def check(self, n: int, rates: str) -> None:
         """Refuse a round in which a loss left the finite numbers; looked at once a round, not once a step."""
@@ -293,4 +293,4 @@ def one_thread() -> Iterator[None]:
 def _drift(halves: Sequence[Vectors], center: Vectors) -> float:
     if len(halves) == 1:
         return 0.0
-    return math.fsum(float((half.w - center.w).norm()) for half in halves) / len(halves)
+    return math.fsum(float((half.w.double() - center.w.double()).norm()) for half in halves) / len(halves)

@@ -22,7 +22,7 @@ from cutlayer import compare, config, journal
 from cutlayer.cli.progress import follow_all
 from cutlayer.methods import Method
 
-GRID: dict[str, list[float]] = {"lr": [0.01, 0.02, 0.05, 0.1, 0.2], "momentum": [0.5, 0.9]}
+GRID: dict[str, list[float]] = {"lr": [0.02, 0.05, 0.1, 0.2, 0.4], "momentum": [0.5, 0.9]}
 SEEDS = [100, 101]
 PRESET = Path(__file__).parent.parent / "cutlayer" / "presets" / "demo.toml"
 

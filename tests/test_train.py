@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -213,3 +214,15 @@ def test_divergence_names_round_client_and_rate() -> None:
 def test_a_front_without_parameters_works() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Linear(6, 3))
     assert cl.train(net, CLIENTS, cut=0, **FAST).history[-1].drift_server > 0
+
+
+def test_weights_that_are_huge_but_finite_can_be_journaled() -> None:
+    """Their squares overflow float32; the distances and mean losses in the record must not."""
+    huge = model()
+    with torch.no_grad():
+        for w in huge.parameters():
+            w.mul_(1e30)
+    tame = {"optimizer": cl.SGD(lr=1e28, momentum=0.0, weight_decay=0.0), "loss": lambda out, y: out.mean() * 1e-2}
+    record = cl.train(huge, CLIENTS, **tame, **FAST).history[0]
+    assert math.isfinite(record.drift_client + record.drift_server + record.train_loss)
+    assert record.drift_server > 1e20
