@@ -11,7 +11,7 @@ import numpy as np
 from cutlayer.report.summary import Row, Table
 from cutlayer.round import Round
 
-COLORS = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222"]
+COLORS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#aa3377", "#ee6677", "#bbbbbb", "#222222"]
 
 
 def draw(table: Table) -> bytes:
