@@ -24,13 +24,8 @@ def draw(table: Table) -> bytes:
         _band(right, row, color, lambda r: r.drift_server)
     if not np.isnan(table.target):
         left.axhline(table.target, color="#888888", linestyle="--", linewidth=1)
-        left.annotate(
-            f"target: 90 % of {table.baseline}'s best",
-            (1, table.target),
-            (4, 4),
-            textcoords="offset points",
-            fontsize=8,
-        )
+        words, end = f"target: 90 % of {table.baseline}'s best", max(row.budget for row in table.rows)
+        left.annotate(words, (end, table.target), (0, -10), textcoords="offset points", fontsize=8, ha="right")
     left.set(xlabel="round", ylabel="test accuracy", title="Learning curves")
     right.set(xlabel="round", ylabel="mean distance to their mean", title="Drift of the server halves")
     for axes in (left, right):
