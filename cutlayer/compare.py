@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +42,20 @@ class Comparison:
     def __post_init__(self) -> None:
         expect(len(self.methods) > 0, "schemes", [], "at least one method")
         expect(len(self.seeds) > 0, "seeds", [], "at least one seed")
+        whole = all(isinstance(seed, int) and not isinstance(seed, bool) for seed in self.seeds)
+        expect(whole, "seeds", list(self.seeds), "whole numbers")
         expect(len(set(self.seeds)) == len(self.seeds), "seeds", list(self.seeds), "each seed once")
         labels = [m.label for m in self.methods]
+        expect(
+            all(re.search("[a-z0-9]", slug(label)) for label in labels), "label", labels, "letters or digits in each"
+        )
         expect(len({slug(label) for label in labels}) == len(labels), "schemes", labels, "each method once")
 
     def config(self, m: Method, seed: int) -> Config:
-        return text.parse({**text.merge(self.base, m.changes), "seed": seed})
+        changes = dict(m.changes)
+        if isinstance(self.base.get("update"), Mapping) and "name" not in self.base["update"]:
+            changes.setdefault("update", "fedavg")  # parameters alone do not choose an update
+        return text.parse({**text.merge(self.base, changes), "seed": seed})
 
     def runs(self) -> list[tuple[Method, int]]:
         """Seed by seed, so that an interrupted comparison has whole seeds."""
@@ -58,12 +70,16 @@ class Comparison:
         for key in values:
             if key not in ("seeds", "base", "methods"):
                 raise unknown("comparison key", key, ("seeds", "base", "methods"))
+        base, entries, seeds = values.get("base", {}), values.get("methods", []), values.get("seeds", [0])
+        expect(isinstance(base, Mapping), "base", base, "a table of config values")
+        expect(isinstance(entries, list), "methods", entries, "a list of tables")
+        expect(isinstance(seeds, list), "seeds", seeds, "a list of whole numbers")
         methods = []
-        for entry in values.get("methods", []):
+        for entry in entries:
+            expect(isinstance(entry, Mapping) and "label" in entry, "methods", entry, "a table with a label")
             changes = {key: value for key, value in entry.items() if key != "label"}
-            expect("label" in entry, "methods", entry, "a label in each")
             methods.append(Method(str(entry["label"]), changes))
-        return cls(dict(values.get("base", {})), methods, list(values.get("seeds", [0])))
+        return cls(dict(base), methods, seeds)
 
 
 def read(out: Path) -> Comparison:
@@ -80,11 +96,13 @@ def folder(out: Path, m: Method, seed: int) -> Path:
 
 def start(comparison: Comparison, out: Path, overwrite: bool) -> None:
     """Check every method against the data, then make the directory."""
-    for m in comparison.methods:
-        try:
-            assemble(comparison.config(m, comparison.seeds[0]))
-        except CutlayerError as error:
-            raise type(error)(f"{m.label}: {error}") from error
+    first = (comparison.methods[0], comparison.seeds[0])
+    for m, seed in comparison.runs():
+        if m is first[0] or seed == first[1]:  # the data depend on the seed alone, the rest on the method alone
+            try:
+                assemble(comparison.config(m, seed))
+            except CutlayerError as error:
+                raise type(error)(f"{m.label}, seed {seed}: {error}") from error
     store.claim(out, "compare.toml", comparison.dump(), overwrite)
 
 
@@ -106,7 +124,9 @@ def train_all(comparison: Comparison, out: Path, jobs: int) -> Iterator[list[Pro
     waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
     todo = [(text.dump(c), str(folder(out, m, seed))) for m, seed, c in runs if not _done(folder(out, m, seed))]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=max(1, min(jobs, len(todo) or 1)), mp_context=context) as pool:
+    stop = context.Event()
+    workers = max(1, min(jobs, len(todo) or 1))
+    with store.Lock(out), ProcessPoolExecutor(workers, context, _prepare, (os.getpid(), stop)) as pool:
         futures = [pool.submit(_work, *job) for job in todo]
         try:
             pending = set(futures)
@@ -118,6 +138,8 @@ def train_all(comparison: Comparison, out: Path, jobs: int) -> Iterator[list[Pro
         except BrokenProcessPool as error:
             raise StoreError(f"a training process was killed; continue with `cutlayer resume {out}`") from error
         finally:
+            if pending:
+                stop.set()  # interrupted, or one run failed: the others stop where they are, and can be resumed
             pool.shutdown(wait=False, cancel_futures=True)
     yield [_progress(out, before) for before in waiting]
 
@@ -138,16 +160,30 @@ def _done(path: Path) -> bool:
     return store.read_summary(path) is not None
 
 
+def _prepare(parent: int, stop: Event) -> None:
+    """A worker computes with one thread, and ends at once when told to or when its parent is gone."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent and not stop.wait(0.5):
+            pass
+        os._exit(1)  # wherever it is: a run can be resumed from any moment
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _work(config: str, out: str) -> None:
     """One run, in a process of its own."""
-    torch.set_num_threads(1)
     path = Path(out)
-    if (path / "config.toml").exists():
-        experiment = Experiment.resume(path)
-    else:
-        experiment = Experiment.start(text.parse(text.loads(config)), path)
     try:
+        if (path / "config.toml").exists():
+            experiment = Experiment.resume(path)
+        else:
+            experiment = Experiment.start(text.parse(text.loads(config)), path)
         for _ in experiment:
             pass
-    except (Diverged, KeyboardInterrupt):
-        pass  # a diverged run has said so in its summary; an interrupted one can be resumed
+    except Diverged:
+        pass  # it has said so in its summary
+    except CutlayerError as error:
+        raise type(error)(f"{path}: {error}") from error

@@ -92,8 +92,7 @@ class Config(BaseModel):
 
 def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
     """A part with every parameter spelled out, checked: names, types and values."""
-    spec = {"name": given} if isinstance(given, str) else dict(given)
-    table = TABLES[field]
+    spec, table = _table(field, given), TABLES[field]
     name = spec.pop("name", None)
     if name not in table:
         raise unknown(field, name, table)
@@ -162,15 +161,17 @@ def explain(error: ValidationError) -> str:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`; a part that changes its name forgets the parameters of the old one."""
+    """`over` on top of `base`; a part that changes its name forgets the parameters of the old name."""
     out = dict(base)
     for key, value in over.items():
         if key in TABLES and value is not None:
-            new = {"name": value} if isinstance(value, str) else dict(value)
-            old = out.get(key) or {}
-            old = {"name": old} if isinstance(old, str) else dict(old)
-            keep = "name" not in new or new["name"] == old.get("name")
-            out[key] = {**old, **new} if keep else new
+            new, old = _table(key, value), _table(key, out.get(key) or {})
+            if "name" in new and "name" not in old:  # parameters without a name are for whichever part has them
+                part = TABLES[key].get(new["name"])
+                old = {k: v for k, v in old.items() if part is None or k in parameters(part)}
+            elif "name" in new and new["name"] != old["name"]:
+                old = {}
+            out[key] = {**old, **new}
         else:
             out[key] = value
     return out
@@ -179,6 +180,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def loads(toml: str) -> dict[str, Any]:
     """TOML text as nested values."""
     return tomllib.loads(toml)
+
+
+def _table(field: str, given: Any) -> Spec:
+    """A part as a table, whether it was given as a name or as a table."""
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or not isinstance(table.get("name", ""), str):
+        raise ContractError(f"{field} = {given!r}: expected a name, or a table with a name")
+    return dict(table)
 
 
 def read(path: Path) -> dict[str, Any]:

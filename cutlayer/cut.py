@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from cutlayer.errors import ContractError, expect
+from cutlayer.errors import ContractError, expect, is_whole
 from cutlayer.rng import callers_randomness
 
 Cut = int | tuple[int, int]
@@ -28,6 +28,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         )
     blocks = list(given)
     expect(len(blocks) >= 2, "model", f"{type(model).__name__} of {len(blocks)} block(s)", "at least 2 blocks to cut")
+    known = {id(p) for p in model.parameters()}
+    registered = all(id(p) in known for b in blocks for p in b.parameters())
+    expect(registered, "model.blocks", type(given).__name__, "an nn.ModuleList, so that its parameters are the model's")
     held = {id(t) for b in blocks for t in (*b.parameters(), *b.buffers())}
     stray = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if id(t) not in held]
     expect(not stray, "model", stray, "every parameter and buffer inside one of the blocks")
@@ -37,10 +40,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def cut_range(cut: Cut, blocks: int) -> tuple[int, int]:
     """`cut` as an inclusive range of block indices, checked: the server keeps at least the last block."""
     ends = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut)
-    whole = len(ends) == 2 and all(isinstance(c, int) and not isinstance(c, bool) for c in ends)
+    whole = len(ends) == 2 and all(is_whole(c) for c in ends)
     expect(whole and 0 <= ends[0] <= ends[1] <= blocks - 2, "cut", cut, f"block indices from 0 to {blocks - 2}")
-    lo, hi = ends
-    return lo, hi
+    return int(ends[0]), int(ends[1])
 
 
 def refuse_shared(model: nn.Module, lo: int, hi: int) -> None:
@@ -54,6 +56,12 @@ def refuse_shared(model: nn.Module, lo: int, hi: int) -> None:
                 where = lo if lo == hi else (lo, hi)
                 shared = f"{names[id(tensor)]!r} is shared by blocks {owner} and {index}"
                 raise ContractError(f"model: {shared}, on both sides of cut = {where}")
+
+
+def device_of(blocks: Sequence[nn.Module]) -> torch.device:
+    """Where the first tensor of the blocks is."""
+    first = next((t for block in blocks for t in (*block.parameters(), *block.buffers())), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def in_order(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ CutlayerError
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 from collections.abc import Iterable
 
 
@@ -39,9 +41,19 @@ def expect(truth: bool, field: str, value: object, expected: str) -> None:
         raise ContractError(f"{field} = {value!r}: expected {expected}")
 
 
+def is_whole(value: object) -> bool:
+    """A whole number, Python's or NumPy's; True is none."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
+
+
+def is_number(value: object) -> bool:
+    """A finite real number, Python's or NumPy's; True is none."""
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
+
+
 def unknown(what: str, name: object, valid: Iterable[str]) -> ContractError:
     """The error for a name that is not in a table, with the nearest one that is."""
     names = sorted(valid)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ContractError(f"unknown {what} {name!r}: {hint}valid: {', '.join(names)}")

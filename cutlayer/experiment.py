@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import platform
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -38,16 +39,19 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
     arguments = {key: value for key, value in spec.items() if key != "name"}
     with callers_randomness():
         torch.default_generator.manual_seed(address(seed, 0, EVERYBODY, "weights"))
-        model: nn.Module = MODELS[spec["name"]].make(shape, classes, **arguments)
+        try:
+            model: nn.Module = MODELS[spec["name"]].make(shape, classes, **arguments)
+        except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:
+            raise ContractError(f"model = {spec}: it cannot be built for inputs of shape {shape}: {error}") from error
     return model
 
 
-def assemble(config: Config) -> Run:
-    """The run a config describes: data, partition, model and all. Nothing is written."""
+def assemble(config: Config, warm: bool = True) -> Run:
+    """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`."""
     data = load_once(config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed)
     partition = config.part("partition")(data.labels, config.clients, rng(config.seed, 0, EVERYBODY, "partition"))
     model = build_model(config.model, tuple(data.x.shape[1:]), data.classes, config.seed)
-    if config.init is not None:
+    if config.init is not None and warm:
         _warm_start(model, Path(config.init))
     return rounds(
         model,
@@ -75,16 +79,19 @@ def assemble(config: Config) -> Run:
 class Experiment:
     """A run with a directory: iterate it to train."""
 
-    def __init__(self, config: Config, out: Path, run: Run, history: list[Round]) -> None:
-        self.config, self.out, self.run, self.history = config, out, run, history
+    def __init__(self, config: Config, out: Path, run: Run, history: list[Round], lock: store.Lock) -> None:
+        self.config, self.out, self.run, self.history, self._lock = config, out, run, history, lock
 
     @classmethod
     def start(cls, config: Config, out: Path, overwrite: bool = False) -> Experiment:
         """A new run. Whatever is wrong with the config or the data is said before anything is written."""
+        if config.init and overwrite and out.resolve() in Path(config.init).resolve().parents:
+            raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = assemble(config)
         store.claim(out, "config.toml", text.dump(config), overwrite)
+        lock = store.Lock(out)
         store.save(out, run.state)
-        return cls(config, out, run, [])
+        return cls(config, out, run, [], lock)
 
     @classmethod
     def resume(cls, out: Path) -> Experiment:
@@ -92,17 +99,26 @@ class Experiment:
         if not (out / "config.toml").exists():
             raise StoreError(f"{out} holds no run: no config.toml in it")
         config = text.parse(text.read(out / "config.toml"))
-        run = assemble(config)
-        found = store.load(out, run.state)
+        lock = store.Lock(out)
+        rounds_done = len(journal.read(out / "journal.jsonl"))
+        run = assemble(config, warm=False)
+        found = store.load(out, run.state, rounds_done)
         if found is None:
+            run = assemble(config)
+            if rounds_done:
+                warnings.warn(f"{out}: no checkpoint of its rounds; starting again", store.LostJournal, stacklevel=2)
             store.save(out, run.state)
-        history = journal.trim(out / "journal.jsonl", run.state.n if found is None else found.n)
+        history = journal.trim(out / "journal.jsonl", 0 if found is None else found.n)
         if found is not None:
             run.resume(found, history)
-        return cls(config, out, run, history)
+        return cls(config, out, run, history, lock)
 
     def __iter__(self) -> Iterator[Round]:
         """The rounds still to come; each is on disk before it is handed on."""
+        with self._lock:
+            yield from self._rounds()
+
+    def _rounds(self) -> Iterator[Round]:
         try:
             for record in self.run:
                 journal.append(self.out / "journal.jsonl", record)

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cutlayer.errors import expect
+from cutlayer.errors import expect, is_whole
 from cutlayer.rng import rng
 
 Indices = NDArray[np.int64]
@@ -36,7 +36,7 @@ class Feed:
         for field in ("batch_size", "epochs", "steps"):
             value = getattr(self, field)
             name = {"epochs": "local_epochs", "steps": "local_steps"}.get(field, field)
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            whole = is_whole(value) and value >= 1
             expect(whole or (field == "steps" and value is None), name, value, "a whole number, at least 1")
         expect(self.last_batch in ("drop", "keep"), "last_batch", self.last_batch, "'drop' or 'keep'")
         expect(self.small_client in ("skip", "one_batch"), "small_client", self.small_client, "'skip' or 'one_batch'")
@@ -47,6 +47,11 @@ class Feed:
             return int(self.last_batch == "keep" or self.small_client == "one_batch")
         full, rest = divmod(samples, self.batch_size)
         return full + int(rest > 0 and self.last_batch == "keep")
+
+    def smallest(self, samples: int) -> int:
+        """The size of the smallest batch, two at most: what batch norm may be asked to work with."""
+        rest = samples % self.batch_size if self.last_batch == "keep" or samples < self.batch_size else 0
+        return min(2, self.batch_size, rest or self.batch_size)
 
     def epochs_of(self, samples: int) -> list[int]:
         """The steps of each pass of a round; their sum is T_j, and none at all means the client is skipped."""

@@ -21,6 +21,8 @@ from torch.nn.parameter import is_lazy
 from cutlayer.cut import blocks_of, in_order
 from cutlayer.errors import ContractError, expect
 
+Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
+
 
 class Vectors(NamedTuple):
     """The state of a model, or of a half: parameters, floating buffers, counters."""
@@ -62,9 +64,9 @@ class Views(NamedTuple):
 class Half:
     """Consecutive blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound."""
 
-    def __init__(self, blocks: Sequence[nn.Module], device: torch.device | str = "cpu") -> None:
+    def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtypes: Dtypes | None = None) -> None:
         self.blocks = list(nn.Sequential(*blocks).to(device))
-        self.device = torch.device(device)
+        self.device = device
         self.slots: tuple[list[Slot], list[Slot], list[Slot]] = ([], [], [])
         self.ends: list[tuple[int, int, int]] = []  # the three offsets at which each block ends
         seen: dict[int, Slot] = {}
@@ -80,8 +82,9 @@ class Half:
                     slots.append(seen[id(tensor)])
                 seen[id(tensor)].places.append((module, name))
             self.ends.append(self.sizes)
-        fallback = (torch.get_default_dtype(), torch.get_default_dtype(), torch.int64)
-        self.dtypes = tuple(_one_dtype(slots, none) for slots, none in zip(self.slots, fallback, strict=True))
+        w, b, i = self.slots
+        parameters = _one_dtype(w, torch.get_default_dtype())
+        self.dtypes: Dtypes = dtypes or (parameters, _one_dtype(b, parameters), _one_dtype(i, torch.int64))
         self._bound: Views | None = None
 
     @property
@@ -185,19 +188,22 @@ class Rows:
         out.backward(grad)  # type: ignore[no-untyped-call]
 
 
-def half(model: nn.Module, lo: int, hi: int, device: torch.device | str) -> Half:
-    """Blocks lo..hi-1 of a copy of the model."""
-    return Half(blocks_of(copy.deepcopy(model).train())[lo:hi], device)
+def half(model: nn.Module, lo: int, hi: int, device: torch.device) -> Half:
+    """Blocks lo..hi-1 of a copy of the model, in training mode; its vectors have the dtypes of the whole model."""
+    blocks = blocks_of(copy.deepcopy(model).train())
+    return Half(blocks[lo:hi], device, Half(blocks, device).dtypes)
 
 
 def mean(rows: Sequence[Vectors], p: Sequence[float]) -> Vectors:
-    """sum_j p_j row_j, in the order given; counters by their maximum."""
-    w, b, i = torch.zeros_like(rows[0].w), torch.zeros_like(rows[0].b), rows[0].i.clone()
+    """sum_j p_j row_j, in the order given (in single precision at least); counters by their maximum."""
+    first = rows[0]
+    w, b = (torch.zeros_like(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in (first.w, first.b))
+    i = first.i.clone()
     for row, p_j in zip(rows, p, strict=True):
         w.add_(row.w, alpha=p_j)
         b.add_(row.b, alpha=p_j)
         torch.maximum(i, row.i, out=i)
-    return Vectors(w, b, i)
+    return Vectors(w.to(first.w.dtype), b.to(first.b.dtype), i)
 
 
 def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

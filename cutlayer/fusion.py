@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlayer.errors import ContractError, expect
+from cutlayer.errors import ContractError, expect, is_number
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Staleness:
     rebias_history: bool = False
 
     def __post_init__(self) -> None:
-        number = isinstance(self.alpha, int | float) and not isinstance(self.alpha, bool)
-        expect(number and math.isfinite(self.alpha) and self.alpha < 0, "alpha", self.alpha, "a finite number below 0")
+        expect(is_number(self.alpha) and self.alpha < 0, "alpha", self.alpha, "a finite number below 0")
         expect(self.stale_offset in (0, 1), "stale_offset", self.stale_offset, "0 or 1")
         expect(self.hist_norm in ("count", "weights"), "hist_norm", self.hist_norm, "'count' or 'weights'")
         expect(isinstance(self.rebias_history, bool), "rebias_history", self.rebias_history, "true or false")
@@ -161,6 +160,8 @@ class MomentumFusion:
         self._k, self._last, self._contribution, self._m_bar = int(state["k"]), last, contribution, m_bar
 
     def _admit(self, active: Iterable[int]) -> list[int]:
+        active = list(active)
+        expect(not any(isinstance(j, bool) for j in active), "active", active, "indices, not a mask")
         try:
             A = sorted(operator.index(j) for j in active)
         except TypeError as error:
@@ -240,7 +241,7 @@ def _moment_names(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, ...
 
 def _check_alike(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Sequence[Tensor]]) -> None:
     groups = [[len(g["params"]) for g in o.param_groups] for o in optimizers]
-    shapes = [[tuple(p.shape) for p in ps] for ps in parameters]
+    shapes = [[(tuple(p.shape), str(p.dtype)) for p in ps] for ps in parameters]
     for j in range(1, len(optimizers)):
         expect(groups[j] == groups[0], f"optimizers[{j}]: group sizes", groups[j], f"{groups[0]}, as in optimizers[0]")
         expect(shapes[j] == shapes[0], f"optimizers[{j}]: shapes", shapes[j], f"{shapes[0]}, as in optimizers[0]")

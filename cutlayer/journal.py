@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlayer.errors import StoreError
-from cutlayer.files import write_aside
+from cutlayer.files import sync, write_aside
 from cutlayer.round import Round
 
 
@@ -20,10 +20,13 @@ class TornJournal(UserWarning):
 
 def append(path: Path, record: Round) -> None:
     """Add a round, on disk when this returns."""
+    new = not path.exists()
     with path.open("a", encoding="utf-8") as file:
         file.write(_line(record))
         file.flush()
         os.fsync(file.fileno())
+    if new:
+        sync(path.parent)
 
 
 def read(path: Path) -> list[Round]:

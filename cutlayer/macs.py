@@ -16,14 +16,14 @@ TRAINING = 3  # forward 1, backward 2
 
 def block_macs(model: nn.Module, x: Tensor) -> list[int]:
     """MACs of each block for one sample, measured on the rows `x` in training mode."""
-    counts = []
+    counts, rows = [], len(x)
     with torch.random.fork_rng(devices=[]):
         for block in blocks_of(copy.deepcopy(model).train()):
             recurrent = _Recurrent(block)
             with FlopCounterMode(display=False) as counter, torch.enable_grad():
-                x = block(x.detach().clone())
+                x = block(x.detach().clone() if isinstance(x, Tensor) else x)
             recurrent.remove()
-            counts.append((counter.get_total_flops() // 2 + recurrent.macs) // len(x))
+            counts.append((counter.get_total_flops() // 2 + recurrent.macs) // rows)
     return counts
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from cutlayer.errors import expect
+from cutlayer.errors import expect, is_number
 
 Decay = float | Callable[[int], float]
 """The learning rate's factor per round, or a function round -> factor."""
@@ -62,7 +62,7 @@ class SGD:
 
     def __post_init__(self) -> None:
         _check_rates(self)
-        expect(_finite(self.momentum) and 0 <= self.momentum < 1, "momentum", self.momentum, "a number in [0, 1)")
+        expect(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", self.momentum, "a number in [0, 1)")
 
     @property
     def betas(self) -> tuple[float]:
@@ -100,9 +100,13 @@ class Adam:
 
     def __post_init__(self) -> None:
         _check_rates(self)
-        ok = len(self.betas) == 2 and all(_finite(b) and 0 <= b < 1 for b in self.betas)
+        ok = (
+            isinstance(self.betas, tuple | list)
+            and len(self.betas) == 2
+            and all(is_number(b) and 0 <= b < 1 for b in self.betas)
+        )
         expect(ok, "betas", self.betas, "two numbers in [0, 1)")
-        expect(_finite(self.eps) and self.eps > 0, "eps", self.eps, "a number above 0")
+        expect(is_number(self.eps) and self.eps > 0, "eps", self.eps, "a number above 0")
         object.__setattr__(self, "betas", tuple(self.betas))
 
     def regularise(self, g: Tensor, w: Tensor) -> None:
@@ -161,19 +165,18 @@ def rate(optimizer: Optimizer, round: int) -> float:
     """eta_n: lr * decay^(n-1), or lr * decay(n) where decay is a function."""
     if callable(optimizer.decay):
         factor = float(optimizer.decay(round))
-        expect(_finite(factor) and factor >= 0, f"decay({round})", factor, "a finite number, at least 0")
+        expect(is_number(factor) and factor >= 0, f"decay({round})", factor, "a finite number, at least 0")
         return optimizer.lr * factor
-    return float(optimizer.lr * optimizer.decay ** (round - 1))
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return float(optimizer.lr * optimizer.decay ** (round - 1))
+    except OverflowError:
+        return math.inf
 
 
 def _check_rates(o: SGD | Adam) -> None:
-    expect(_finite(o.lr) and o.lr > 0, "lr", o.lr, "a finite number above 0")
+    expect(is_number(o.lr) and o.lr > 0, "lr", o.lr, "a finite number above 0")
     expect(
-        _finite(o.weight_decay) and o.weight_decay >= 0, "weight_decay", o.weight_decay, "a finite number, at least 0"
+        is_number(o.weight_decay) and o.weight_decay >= 0, "weight_decay", o.weight_decay, "a finite number, at least 0"
     )
     if not callable(o.decay):
-        expect(_finite(o.decay) and o.decay > 0, "decay", o.decay, "a finite number above 0, or a function")
+        expect(is_number(o.decay) and o.decay > 0, "decay", o.decay, "a finite number above 0, or a function")

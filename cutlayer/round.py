@@ -152,6 +152,7 @@ class Engine:
         # Both halves of a client are averaged, or neither: p_j runs over the clients that reported.
         total = sum(report.samples for report in reports)
         p = [report.samples / total for report in reports]
+        clients = tuple(report.address.client for report in reports)
         fronts = [report.end for report in reports]
         if isinstance(closed.halves, Vectors):
             backs = [closed.halves]
@@ -164,10 +165,12 @@ class Engine:
         momentum = dict(state.update)
         w = s.update(state.W.w, W_bar.w, momentum)
         if not bool(torch.isfinite(w).all()):
-            raise Diverged(f"round {n}: the weights are no longer finite, {self._rates(n)}")
+            pairs = zip(clients, fronts, backs * len(fronts) if len(backs) == 1 else backs, strict=True)
+            who = next((j for j, *halves in pairs if not _finite(halves)), None)
+            whose = "" if who is None else f" of client {who}"
+            raise Diverged(f"round {n}: the weights{whose} are no longer finite, {self._rates(n)}")
         after = Global(n, Vectors(w, W_bar.b, W_bar.i), momentum, closed.kept)
         drift = (_drift(fronts, W_bar_c), _drift(backs, W_bar_s))
-        clients = tuple(report.address.client for report in reports)
         skipped, lost = len(selected) - len(J), len(J) - len(reports)
         return after, self._record(after, ledger, cut, drift, skipped=skipped, lost=lost, clients=clients)
 
@@ -288,6 +291,10 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _finite(halves: Sequence[Vectors]) -> bool:
+    return all(bool(torch.isfinite(half.w).all()) for half in halves)
 
 
 def _drift(halves: Sequence[Vectors], center: Vectors) -> float:

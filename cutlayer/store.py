@@ -9,8 +9,10 @@ A checkpoint is written aside, synced, then renamed: it is there whole or not at
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -30,20 +32,20 @@ from cutlayer.round import Global
 
 FORMAT = 1
 KEEP = 2
-OWN = (  # all that --overwrite may remove; the config last, so that a half-removed run is still known as one
-    "checkpoints",
-    "runs",
-    "journal.jsonl",
-    "model.safetensors",
-    "front.safetensors",
-    "back.safetensors",
-    "summary.json",
-    "report.html",
-    "curves.png",
-    "table.json",
-    "compare.toml",
-    "config.toml",
-)
+HEADER = "# Written by cutlayer: the whole text of this run.\n"
+_REPORT = ("curves.png", "table.json", "table.md", "report.html")
+OWN = {  # all that --overwrite may remove
+    "config.toml": (
+        *("checkpoints", "journal.jsonl", "summary.json"),
+        *("model.safetensors", "front.safetensors", "back.safetensors"),
+        *_REPORT,
+    ),
+    "compare.toml": ("runs", *_REPORT),
+}
+
+
+class LostJournal(UserWarning):
+    """The journal ends before a checkpoint; rounds are trained again."""
 
 
 class DamagedCheckpoint(UserWarning):
@@ -52,23 +54,56 @@ class DamagedCheckpoint(UserWarning):
 
 def claim(path: Path, name: str, text: str, overwrite: bool) -> None:
     """Make a new run directory with its config in it; an older run in the way is refused or, if asked, removed."""
-    if (path / "config.toml").exists() or (path / "compare.toml").exists():
-        if not overwrite:
-            raise StoreError(
-                f"{path} already holds a run: continue it with `cutlayer resume {path}`, or give --overwrite"
-            )
-        for name in OWN:
-            shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink(missing_ok=True)
-    elif path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
+    ours = [kind for kind in OWN if _is_ours(path / kind)]
+    if ours and not overwrite:
+        raise StoreError(f"{path} already holds a run: continue it with `cutlayer resume {path}`, or give --overwrite")
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path} is a file: choose another --out")
+    if not ours and path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise StoreError(f"{path} is not empty and holds no run: choose another --out")
+    for kind in ours:
+        for old in (*OWN[kind], kind):  # the config last, so that a half-removed run is still known as one
+            shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink(missing_ok=True)
     path.mkdir(parents=True, exist_ok=True)
-    write_aside(path / name, text.encode())
+    write_aside(path / name, f"{HEADER}{text}".encode())
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a config.toml or compare.toml was written by us."""
+    return path.is_file() and path.read_bytes().startswith(HEADER.encode())
+
+
+class Lock:
+    """A folder claimed by this process: until it is closed or forgotten, or the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(f"{folder}: another process is training here") from error
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def save(run: Path, state: Global) -> None:
     """Checkpoint `state`, then forget all but the last two."""
     folder = run / "checkpoints"
-    folder.mkdir(exist_ok=True)
+    if not folder.exists():
+        folder.mkdir()
+        sync(run)
     final, aside = folder / f"{state.n:06d}", folder / f".{state.n:06d}.tmp"
     for old in (final, aside):
         if old.exists():
@@ -90,15 +125,20 @@ def save(run: Path, state: Global) -> None:
         shutil.rmtree(old)
 
 
-def load(run: Path, like: Global) -> Global | None:
-    """The newest whole checkpoint, or None where there is none; a damaged one is passed over with a warning."""
+def load(run: Path, like: Global, last: int) -> Global | None:
+    """The newest whole checkpoint of a round up to `last`, or None; one that cannot be used is named in a warning."""
     found = sorted((run / "checkpoints").glob("[0-9]*"), reverse=True)
     for path in found:
+        if int(path.name) > last:
+            warnings.warn(
+                f"checkpoint {path} is passed over: the journal ends at round {last}", LostJournal, stacklevel=2
+            )
+            continue
         try:
             return _load(path, like)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError, StoreError) as error:
             warnings.warn(f"checkpoint {path} is damaged and passed over: {error}", DamagedCheckpoint, stacklevel=2)
-    if found:
+    if any(int(path.name) <= last for path in found):
         raise StoreError(f"{run}: none of its {len(found)} checkpoints can be read; start again with --overwrite")
     return None
 
@@ -163,6 +203,8 @@ def read_summary(run: Path) -> dict[str, Any] | None:
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise StoreError(f"{path}: damaged: {error}") from error
+        if "status" not in summary or "rounds" not in summary:
+            raise ValueError("no status in it")
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{path}: damaged: {error}; remove it and resume the run") from error
     return summary

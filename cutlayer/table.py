@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cutlayer.errors import unknown
+from cutlayer.errors import expect, unknown
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,14 @@ class Part:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def build(what: str, table: Mapping[str, Part], given: Any) -> Any:
-    """`given` if it is an object already; the part of that name, with its defaults, if it is a string."""
+def build(what: str, table: Mapping[str, Part], given: Any, needs: Sequence[str]) -> Any:
+    """`given` if it is an object that has what it `needs`, or None; the part of that name if it is a string."""
     if not isinstance(given, str):
+        fits = given is None or (not isinstance(given, type) and all(hasattr(given, name) for name in needs))
+        names = ", ".join(table)
+        expect(
+            fits, what, given, f"one of {names}, or an object such as cl.{next(iter(table.values())).make.__name__}()"
+        )
         return given
     if given not in table:
         raise unknown(what, given, table)

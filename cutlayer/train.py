@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.client import Client
 from cutlayer.cohorts.local import LocalCohort
-from cutlayer.cut import Cut, blocks_of, cut_range, probe, refuse_shared
-from cutlayer.data.source import Items, Source, Tensors, source
-from cutlayer.errors import ContractError, expect
+from cutlayer.cut import Cut, blocks_of, cut_range, device_of, probe, refuse_shared
+from cutlayer.data.source import Items, Source, check_labels, source
+from cutlayer.errors import ContractError, expect, is_number, is_whole
 from cutlayer.feed import Feed
 from cutlayer.flat import Half, Vectors, half
 from cutlayer.macs import block_macs
@@ -25,8 +26,11 @@ from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.round import Engine, Global, Round, Setup
 from cutlayer.schemes import Scheme
+from cutlayer.schemes.seam import Loss
 from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
+
+OPTIMIZER = ("lr", "decay", "betas", "regularise", "absorb", "apply")
 
 
 class Run(Iterator[Round]):
@@ -60,7 +64,8 @@ class Run(Iterator[Round]):
     def model(self) -> nn.Module:
         """The joined global model, as a copy."""
         twin = copy.deepcopy(self._model)
-        Half(blocks_of(twin)).write(self.state.W)
+        blocks = blocks_of(twin)
+        Half(blocks, device_of(blocks)).write(self.state.W)
         return twin
 
 
@@ -118,13 +123,15 @@ def rounds(
     _later("labels", labels, "send", "the U-shaped split")
     _later("devices", devices, None, "device profiles")
     _later("backend", "loop" if backend == "auto" else backend, "loop", "the stacked backend")
-    expect(_whole(rounds) and rounds >= 1, "rounds", rounds, "a whole number, at least 1")
+    expect(is_whole(rounds) and rounds >= 1, "rounds", rounds, "a whole number, at least 1")
     expect(
-        _whole(evaluate_every) and evaluate_every >= 1, "evaluate_every", evaluate_every, "a whole number, at least 1"
+        is_whole(evaluate_every) and evaluate_every >= 1, "evaluate_every", evaluate_every, "a whole number, at least 1"
     )
-    expect(_whole(seed), "seed", seed, "a whole number")
-    expect(target is None or 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
-    chosen: Scheme = build("scheme", SCHEMES, scheme)
+    expect(is_whole(seed), "seed", seed, "a whole number")
+    expect(target is None or (is_number(target) and 0 < target <= 1), "target", target, "an accuracy in (0, 1]")
+    expect(target is None or test is not None, "target", target, "a test set to reach it on")
+    chosen: Scheme = build("scheme", SCHEMES, scheme, ("wave_order", "carry", "open"))
+    expect(chosen.carry == "sync", f"carry of {chosen}", chosen.carry, "'sync', all that this release has")
     blocks = blocks_of(model)
     lo, hi = cut_range(cut, len(blocks))
     refuse_shared(model, lo, hi)
@@ -140,17 +147,18 @@ def rounds(
     feed = Feed(batch_size, local_epochs, local_steps, shuffle, last_batch, small_client, seed)
     trains = _sources(clients, start.W, "clients")
     tests = _tests(test, start.W)
-    macs = _probe(model, (lo, hi), trains, tests, loss)
+    macs = _probe(model, (lo, hi), feed, trains, tests, loss)
     sizes = [len(s) for s in trains]
     if not any(feed.per_epoch(size) for size in sizes):
         raise ContractError(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
             f"expected at most {max(sizes)}, or small_client='one_batch'"
         )
-    client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer)
+    client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer, OPTIMIZER)
+    server_side: Optimizer | None = build("server_optimizer", OPTIMIZERS, server_optimizer, OPTIMIZER)
     setup = Setup(
         scheme=chosen,
-        update=FedAvg() if update is None else build("update", UPDATES, update),
+        update=FedAvg() if update is None else build("update", UPDATES, update, ("__call__",)),
         cohort=LocalCohort([Client(j, s) for j, s in enumerate(trains)], lambda L: half(model, 0, L + 1, device)),
         sizes=sizes,
         cuts=(lo, hi),
@@ -158,7 +166,7 @@ def rounds(
         back=lambda L: half(model, L + 1, len(blocks), device),
         feed=feed,
         optimizer=client_side,
-        server_optimizer=client_side if server_optimizer is None else build("optimizer", OPTIMIZERS, server_optimizer),
+        server_optimizer=server_side or client_side,
         loss=loss,
         select=_selected(participation, len(sizes)),
         evaluator=Evaluator(model, tests, loss, device) if tests else None,
@@ -174,6 +182,7 @@ def train(model: nn.Module, clients: Sequence[Any], test: Any = None, **argument
     """Train `model` over `clients` and give back the trained copy and the history; `model` itself is not modified.
 
     clients         a list of (x, y) tensors, or of map-style datasets: what each client holds
+    model           an nn.Sequential of blocks, or a module with `blocks`; every block is put in training mode
     test            (x, y) or a dataset; a list with one per client is pooled; None: no evaluation
     cut             the client's last block, or (lo, hi): redrawn every round
     scheme          "fedavg", "sflv1", "sflv2", "smofi", or an object such as SMoFi(alpha=-0.1)
@@ -204,13 +213,9 @@ def _later(field: str, value: object, works: object, what: str) -> None:
         raise ContractError(f"{field} = {value!r}: this release does not have {what} yet; expected {works!r}")
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _selected(participation: float | int, clients: int) -> int:
     """How many clients a round selects: a number as it is, a rate as max(1, ceil(rate*n))."""
-    if _whole(participation):
+    if is_whole(participation):
         expect(
             1 <= participation <= clients,
             "participation",
@@ -218,20 +223,23 @@ def _selected(participation: float | int, clients: int) -> int:
             f"from 1 to {clients} clients, or a rate in (0, 1.0]",
         )
         return int(participation)
-    rate = isinstance(participation, float) and 0 < participation <= 1
+    rate = is_number(participation) and 0 < participation <= 1
     expect(rate, "participation", participation, "a rate in (0, 1.0], or a whole number of clients")
     return max(1, math.ceil(participation * clients - 1e-9))
 
 
 def _device(given: str | torch.device) -> torch.device:
     try:
-        torch.empty(0, device=given)
-    except (RuntimeError, AssertionError) as error:
+        torch.empty(1, device=torch.device(given)).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
     return torch.device(given)
 
 
 def _sources(given: Any, like: Vectors, name: str) -> list[Source]:
+    wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | torch.utils.data.DataLoader)
+    if wrong or not isinstance(given, Iterable):
+        raise ContractError(f"{name} = {type(given).__name__}: expected a list with one (x, y) or dataset per client")
     items = list(given)
     expect(len(items) > 0, name, [], "at least one")
     return [source(item, like.w.dtype, f"{name}[{j}]") for j, item in enumerate(items)]
@@ -240,27 +248,47 @@ def _sources(given: Any, like: Vectors, name: str) -> list[Source]:
 def _tests(test: Any, like: Vectors) -> list[Source]:
     if test is None:
         return []
-    if isinstance(test, list) and not (len(test) == 2 and all(isinstance(t, Tensor) for t in test)):
-        return _sources(test, like, "test")
-    return [source(test, like.w.dtype, "test")]
+    pair = isinstance(test, list) and len(test) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in test)
+    several = isinstance(test, list) and not pair
+    tests = _sources(test, like, "test") if several else [source(test, like.w.dtype, "test")]
+    expect(sum(len(t) for t in tests) > 0, "test", "no rows", "at least one row")
+    return tests
 
 
 def _probe(
-    model: nn.Module, cuts: tuple[int, int], trains: Sequence[Source], tests: Sequence[Source], loss: object
+    model: nn.Module, cuts: tuple[int, int], feed: Feed, trains: Sequence[Source], tests: Sequence[Source], loss: Loss
 ) -> list[int]:
-    """Two rows through the model: the MACs of each block, and a clear word where data and model do not fit."""
-    first = next((s for s in trains if len(s)), None)
-    expect(first is not None, "clients", [0] * len(trains), "at least one client with samples")
-    assert first is not None
-    parameter = next(model.parameters())
-    x, _ = first.take(torch.zeros(2, dtype=torch.int64).numpy(), parameter.device)
-    try:
-        out = probe(model, x, *cuts)
-        macs = block_macs(model, x)
-    except (RuntimeError, IndexError, TypeError) as error:
-        raise ContractError(f"model: it does not accept inputs of shape {tuple(x.shape[1:])}: {error}") from error
-    if loss is functional.cross_entropy and out.ndim == 2:
-        for s in (*trains, *tests):
-            if isinstance(s, Tensors | Items):
+    """A row or two of each kind through model and loss, for a clear word where they do not fit; MACs of each block."""
+    filled = [s for s in trains if len(s)]
+    expect(len(filled) > 0, "clients", [0] * len(trains), "at least one client with samples")
+    device = device_of(blocks_of(model))
+    smallest = min((feed.smallest(len(s)) for s in filled), default=2)
+    categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    classes: int | None = None
+    seen: dict[object, list[int]] = {}
+    for s in (*filled, *(t for t in tests if len(t))):
+        if isinstance(s, Items) and seen:
+            continue  # looked at row by row, when they are taken
+        x, y = s.take(np.zeros(2, dtype=np.int64), device)
+        kind = (x.shape, x.dtype, y.shape, y.dtype)
+        if kind in seen:
+            continue
+        try:
+            out = probe(model, x, *cuts)
+            if categorical and out.ndim == 2:
                 s.expect_classes(out.shape[1])
-    return macs
+                check_labels(y, out.shape[1], s.name)
+            value = loss(out, y)
+            seen[kind] = block_macs(model, x[:smallest])
+        except ContractError:
+            raise
+        except Exception as error:  # whatever a model or loss of the user's may raise
+            shapes = f"inputs of shape {tuple(x.shape[1:])} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
+            raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}") from error
+        good = isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
+        expect(good, "loss", value, "a function of (outputs, labels) that gives one number, the mean over the batch")
+        classes = out.shape[1] if categorical and out.ndim == 2 else None
+    if classes is not None:
+        for s in (*trains, *tests):
+            s.expect_classes(classes)
+    return next(iter(seen.values()))

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cutlayer.errors import expect
+from cutlayer.errors import expect, is_number
 
 State = dict[str, Tensor]
 
@@ -41,7 +41,7 @@ class FedAvgM:
     beta: float = 0.3
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.beta, int | float) and not isinstance(self.beta, bool) and 0 <= self.beta < 1
+        ok = is_number(self.beta) and 0 <= self.beta < 1
         expect(ok, "beta", self.beta, "a number in [0, 1)")
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State) -> Tensor:

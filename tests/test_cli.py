@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:
         ("run --partition.gamma 0", "partition.gamma = 0"),
         ("run --task cifar10", "needs a data folder"),
         ("run --config nowhere.toml", "nowhere.toml: no such file"),
-        ("run --init nowhere.safetensors", "init = 'nowhere.safetensors'"),
+        ("run --init nowhere.safetensors", "nowhere.safetensors'"),
         ("run --device cudaa", "device = 'cudaa'"),
         ("run --out /proc/nowhere", "/proc"),
         ("rnu", "unknown command 'rnu': did you mean 'run'?"),
@@ -59,7 +60,15 @@ def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:
         ("compare --schemes fedavg fedavg", "each method once"),
         ("compare --seeds a", "seeds = ['a']"),
         ("compare --preset dmeo", "unknown preset 'dmeo': did you mean 'demo'?"),
-        ("compare --schemes smofi --batch-size 5000", "SMoFi: batch_size = 5000"),
+        ("compare --schemes smofi --batch-size 5000", "SMoFi, seed 0: batch_size = 5000"),
+        ("compare --schemes fedavg --update fedavgm", "--update: a comparison takes --schemes SCHEME+UPDATE"),
+        ("compare --scheme smofi", "--scheme: a comparison takes --schemes"),
+        ("compare --seed 3", "--seed: a comparison takes --seeds"),
+        ("compare --preset demo --config x.toml", "give one of them"),
+        ("compare --schemes fedavg --scheme.alpha -1", "--scheme.alpha -1: no method of this comparison takes it"),
+        ("run --scheme SMOFI", "did you mean 'smofi'?"),
+        ("run --model.width -3", "model"),
+        ("run --model resnet --model.norm gn --model.width 3", "an even number"),
         ("list schems", "unknown kind 'schems': did you mean 'schemes'?"),
         ("resume nowhere", "nowhere holds no run"),
         ("report nowhere", "nowhere: no such folder"),
@@ -122,7 +131,7 @@ def test_a_comparison_writes_table_picture_and_page_and_can_be_resumed(
         assert word in said
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text()
-    assert "data:image/png;base64," in page and "http" not in page.replace("http-equiv", "")
+    assert "data:image/png;base64," in page and "://" not in page  # self-contained
     table = json.loads((out / "table.json").read_text())
     assert [row["label"] for row in table["rows"]] == ["FedAvg", "SMoFi + fedavgm"]
     assert table["target"] == pytest.approx(0.9 * sum(table["rows"][0]["bests"]) / 2)
@@ -171,3 +180,56 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "cutlayer", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("cutlayer ")
+
+
+def test_a_comparison_can_be_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "y"
+    line = ["compare", "--schemes", "fedavg", "--seeds", "0", *SMALL, "--out", str(out)]
+    assert main(line) == 0
+    assert main([*line, "--overwrite", "--rounds", "1"]) == 0
+    assert (out / "compare.toml").exists() and not (out / "config.toml").exists()
+    assert len((out / "runs" / "fedavg" / "seed-0" / "journal.jsonl").read_text().splitlines()) == 1
+    assert main(["resume", str(out), "--quiet"]) == 0
+
+
+def test_overwrite_never_touches_what_is_not_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("config.toml", "model.safetensors", "runs/precious.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    assert main(["run", *SMALL, "--out", str(tmp_path), "--overwrite"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "precious.txt").read_text() == (tmp_path / "model.safetensors").read_text() == "mine"
+
+
+def test_parameters_without_a_name_reach_every_method_that_has_them(tmp_path: Path) -> None:
+    out = tmp_path / "y"
+    given = f"--rounds 1 --seeds 0 --scheme.alpha -0.7 --update.beta 0.6 --out {out}".split()
+    flags = [*SMALL, *given]
+    assert main(["compare", "--schemes", "fedavg", "smofi-full", *flags]) == 0
+    config = (out / "runs" / "smofi-full" / "seed-0" / "config.toml").read_text()
+    assert "alpha = -0.7" in config and "beta = 0.6" in config
+    assert "alpha" not in (out / "runs" / "fedavg" / "seed-0" / "config.toml").read_text()
+
+
+def test_a_comparison_in_which_all_diverge_exits_with_3(tmp_path: Path) -> None:
+    flags = [*SMALL, "--seeds", "0", "--optimizer.lr", "1e20", "--out", str(tmp_path / "y")]
+    assert main(["compare", "--schemes", "fedavg", "smofi", *flags]) == 3
+
+
+def test_workers_end_with_their_parent(tmp_path: Path) -> None:
+    """kill -9 of a comparison leaves nobody training; resuming it gives whole runs."""
+    out = tmp_path / "y"
+    flags = ["--schemes", "fedavg", "smofi", "--seeds", "0", "--model", "mlp", "--clients", "6", "--rounds", "40"]
+    command = [sys.executable, "-m", "cutlayer", "compare", *flags, "--quiet", "--jobs", "2", "--out", str(out)]
+    parent = subprocess.Popen(command)
+    journals = [out / "runs" / name / "seed-0" / "journal.jsonl" for name in ("fedavg", "smofi")]
+    while parent.poll() is None and not all(path.exists() for path in journals):
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    time.sleep(1.5)
+    before = [path.read_bytes() for path in journals]
+    time.sleep(1.0)
+    assert [path.read_bytes() for path in journals] == before
+    assert main(["resume", str(out), "--quiet"]) == 0
+    assert [len(path.read_text().splitlines()) for path in journals] == [40, 40]

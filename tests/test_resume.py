@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -239,3 +240,62 @@ def test_kill_9_and_resume_from_the_command_line(tmp_path: Path) -> None:
     subprocess.run([*command, *arguments], check=True, env=environment)
     assert sha(out) == sha(tmp_path / "whole")
     assert without_clock(out) == without_clock(tmp_path / "whole")
+
+
+def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
+    config = text.parse(BASE)
+    first = Experiment.start(config, tmp_path / "run")
+    with pytest.raises(cl.StoreError, match="another process is training here"):
+        Experiment.resume(tmp_path / "run")
+    finish(first)
+    assert list(Experiment.resume(tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("lost", ["torn", "gone"])
+def test_a_journal_that_ends_before_the_checkpoint_costs_rounds_not_the_run(tmp_path: Path, lost: str) -> None:
+    config = text.parse(BASE)
+    whole = finish(Experiment.start(config, tmp_path / "whole"))
+    out = tmp_path / "cut"
+    for record in Experiment.start(config, out):
+        if record.n == 3:
+            break
+    path = out / "journal.jsonl"
+    if lost == "torn":
+        path.write_bytes(path.read_bytes()[:-20])
+    else:
+        path.unlink()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        experiment = Experiment.resume(out)
+    assert any(issubclass(w.category, store.LostJournal) for w in seen)
+    assert experiment.run.state.n == (2 if lost == "torn" else 0)
+    assert finish(experiment) == whole
+    assert without_clock(out) == without_clock(tmp_path / "whole")
+
+
+def test_a_warm_started_run_resumes_without_the_file_it_began_from(tmp_path: Path) -> None:
+    finish(Experiment.start(text.parse(BASE), tmp_path / "first"))
+    given = tmp_path / "given.safetensors"
+    (tmp_path / "first" / "model.safetensors").rename(given)
+    config = text.parse({**BASE, "init": str(given)})
+    whole = finish(Experiment.start(config, tmp_path / "whole"))
+    for record in Experiment.start(config, tmp_path / "cut"):
+        if record.n == 2:
+            break
+    given.unlink()
+    assert finish(Experiment.resume(tmp_path / "cut")) == whole
+
+
+def test_an_init_inside_the_folder_to_be_emptied_is_refused(tmp_path: Path) -> None:
+    finish(Experiment.start(text.parse(BASE), tmp_path / "run"))
+    given = tmp_path / "run" / "model.safetensors"
+    with pytest.raises(cl.ContractError, match="--overwrite empties"):
+        Experiment.start(text.parse({**BASE, "init": str(given)}), tmp_path / "run", overwrite=True)
+    assert given.exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "nonsense"])
+def test_a_damaged_summary_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(cl.StoreError, match=r"summary.json: damaged"):
+        store.read_summary(tmp_path)

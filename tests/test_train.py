@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -67,7 +68,7 @@ def refused(match: str, **changes: Any) -> None:
         ("lengths of x and y", {"clients": [(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64))]}),
         ("expected .x, y. tensors", {"clients": [3]}),
         (
-            r"does not accept inputs of shape \(5,\)",
+            r"do not accept inputs of shape \(5,\)",
             {"clients": [(torch.zeros(8, 5), torch.zeros(8, dtype=torch.int64))]},
         ),
         ("expected an nn.Sequential", {"model": nn.Linear(4, 3)}),
@@ -226,3 +227,90 @@ def test_weights_that_are_huge_but_finite_can_be_journaled() -> None:
     record = cl.train(huge, CLIENTS, **tame, **FAST).history[0]
     assert math.isfinite(record.drift_client + record.drift_server + record.train_loss)
     assert record.drift_server > 1e20
+
+
+X, Y = data(12)
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("scheme = <class", {"scheme": cl.SMoFi}),
+        ("scheme = 3", {"scheme": 3}),
+        ("optimizer = 0.1", {"optimizer": 0.1}),
+        ("optimizer = SGD", {"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)}),
+        ("update = 0.3", {"update": 0.3}),
+        ("update = <class", {"update": cl.FedAvgM}),
+        ("clients = Tensor", {"clients": X}),
+        ("clients = NoneType", {"clients": None}),
+        ("clients = DataLoader", {"clients": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y))}),
+        (r"labels of shape \(1,\)", {"clients": [(X, Y[:, None])]}),
+        (r"test: model and loss do not accept inputs of shape \(5,\)", {"test": (torch.zeros(4, 5), Y[:4])}),
+        (r"clients\[1\]: model and loss do not accept", {"clients": [(X, Y), (torch.zeros(4, 5), Y[:4])]}),
+        ("loss = tensor", {"loss": nn.CrossEntropyLoss(reduction="none")}),
+        ("do not accept", {"loss": nn.CrossEntropyLoss}),
+        (r"clients\[0\]: labels", {"clients": [(X, Y + 1)], "loss": nn.CrossEntropyLoss()}),
+        ("target = 0.5: expected a test set", {"target": 0.5, "test": None}),
+        ("test = 'no rows'", {"test": (X[:0], Y[:0])}),
+        ("device = 'meta'", {"device": "meta"}),
+        ("device = 'None'", {"device": None}),
+        ("Expected more than 1 value", {"model": nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "batch_size": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_fit_is_said_before_training(match: str, changes: dict[str, Any]) -> None:
+    refused(match, **changes)
+
+
+def test_arrays_lists_and_odd_integers_are_taken_as_they_come() -> None:
+    plain = cl.train(model(), CLIENTS, test=data(9), **FAST)
+    arrays = [(x.numpy(), y.numpy().astype("uint8")) for x, y in CLIENTS]
+    assert same(plain, cl.train(model(), arrays, test=[t.numpy() for t in data(9)], **FAST))
+    lists = [(x, y.tolist()) for x, y in CLIENTS]
+    assert same(plain, cl.train(model(), lists, **{**FAST, "batch_size": np.int64(4)}, cut=np.int64(0)))
+
+
+def test_blocks_in_a_plain_list_are_refused() -> None:
+    class Loose(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = [nn.Linear(4, 6), nn.Linear(6, 3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[1](self.blocks[0](x))
+
+    refused(r"nn.ModuleList", model=Loose())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_half_without_parameters_keeps_the_models_dtype(dtype: torch.dtype, cut: int) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Softmax(1)).to(dtype)
+    result = cl.train(net, CLIENTS, test=data(9), cut=cut, optimizer=cl.SGD(lr=1e-3), **FAST)
+    assert {t.dtype for t in result.model.state_dict().values()} == {dtype, torch.int64}
+
+
+def test_averaging_identical_clients_in_half_precision_changes_nothing() -> None:
+    """A hundred equal clients that hardly learn: rounding must not shrink the weights."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).to(torch.bfloat16)
+    still = cl.SGD(lr=1e-30, momentum=0.0, weight_decay=0.0)
+    trained = cl.train(net, [data(4)] * 100, optimizer=still, rounds=5, batch_size=4, local_epochs=1).model
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), net.parameters(), strict=True))
+
+
+def test_a_recurrent_block_that_gives_a_tuple_works_behind_the_cut() -> None:
+    class Last(nn.Module):
+        def forward(self, out: tuple[torch.Tensor, Any]) -> torch.Tensor:
+            return out[0][:, -1]
+
+    x, y = torch.randint(0, 9, (20, 6)), torch.arange(20) % 3
+    net = nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 5, batch_first=True), Last(), nn.Linear(5, 3))
+    assert cl.train(net, [(x, y)], cut=0, **FAST).history[-1].macs_server > 0
+    with pytest.raises(cl.ContractError, match="block 1 gives tuple"):
+        cl.train(net, [(x, y)], cut=1, **FAST)
+
+
+def test_a_mask_is_no_list_of_indices() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    with pytest.raises(cl.ContractError, match="not a mask"):
+        cl.MomentumFusion([torch.optim.SGD([w], lr=0.1, momentum=0.9)]).step([True])

@@ -9,6 +9,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from cutlayer.config import TABLES, Config, parameters
@@ -106,7 +107,9 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
         elif field in TABLES:
             values.setdefault(field, {})["name"] = given
         else:
-            values[field] = given if field in ("task", "data_dir", "init", "device") else value(given)
+            values[field] = given if field in ("task", "device") else value(given)
+            if field in ("data_dir", "init"):
+                values[field] = str(Path(given).resolve())  # a run is resumed from anywhere
     return values
 
 

@@ -12,7 +12,7 @@ from cutlayer import compare
 from cutlayer.experiment import Experiment
 from cutlayer.round import Round
 
-EVERY = 10.0  # seconds between plain lines
+FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between them
 console = Console(highlight=False)
 
 
@@ -69,15 +69,15 @@ def follow_all(states: Iterable[list[compare.Progress]], quiet: bool) -> None:
 
 
 class Plain:
-    """Lines for a log: none in the first ten seconds, then at most one every ten."""
+    """Lines for a log: one after two seconds, then at most one every ten."""
 
     def __init__(self, quiet: bool) -> None:
         self.silent = quiet or console.is_terminal
-        self.last = time.monotonic()
+        self.next = time.monotonic() + FIRST
 
     def say(self, line: str) -> None:
-        if not self.silent and time.monotonic() - self.last >= EVERY:
-            self.last = time.monotonic()
+        if not self.silent and time.monotonic() >= self.next:
+            self.next = time.monotonic() + EVERY
             print(line, flush=True)
 
 

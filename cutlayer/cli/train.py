@@ -13,7 +13,7 @@ from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.progress import console
 from cutlayer.config import Config
-from cutlayer.errors import StoreError, unknown
+from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
 from cutlayer.report import page, table
@@ -89,7 +89,9 @@ def _run(args: argparse.Namespace) -> int:
     base = text.read(Path(args.config)) if args.config else {}
     config = text.parse(text.merge(base, flags.config_values(args)))
     out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
-    return _train(Experiment.start(config, out, args.overwrite), args.quiet)
+    with console.status(f"preparing {config.task}"):
+        experiment = Experiment.start(config, out, args.overwrite)
+    return _train(experiment, args.quiet)
 
 
 def _train(experiment: Experiment, quiet: bool) -> int:
@@ -112,6 +114,12 @@ def _words(spec: dict[str, Any]) -> str:
 def _compare(args: argparse.Namespace) -> int:
     base: dict[str, Any] = {}
     methods, seeds = [], [0, 1, 2]
+    values = flags.config_values(args)
+    for field, instead in (("scheme", "--schemes"), ("update", "--schemes SCHEME+UPDATE"), ("seed", "--seeds")):
+        if (field == "seed" and field in values) or "name" in values.get(field, ()):
+            raise ContractError(f"--{field}: a comparison takes {instead}")
+    if args.preset and args.config:
+        raise ContractError("--preset and --config: give one of them")
     if args.preset or args.config:
         given = compare.Comparison.parse(_preset(args.preset) if args.preset else text.read(Path(args.config)))
         base, methods, seeds = dict(given.base), list(given.methods), list(given.seeds)
@@ -121,11 +129,22 @@ def _compare(args: argparse.Namespace) -> int:
         methods = [method(name) for name in ("fedavg", "fedavgm", "sflv1", "sflv2", "smofi-full")]
     if args.seeds:
         seeds = flags.seeds(args.seeds)
-    comparison = compare.Comparison(text.merge(base, flags.config_values(args)), methods, seeds)
+    comparison = compare.Comparison(text.merge(base, values), methods, seeds)
+    _all_used(values, comparison)
     task = comparison.config(comparison.methods[0], seeds[0]).task
     out = Path(args.out or f"runs/compare-{args.preset or task}")
-    compare.start(comparison, out, args.overwrite)
+    with console.status(f"checking every method on {task}"):
+        compare.start(comparison, out, args.overwrite)
     return _train_all(comparison, out, args)
+
+
+def _all_used(values: dict[str, Any], comparison: compare.Comparison) -> None:
+    """Refuse a parameter such as --scheme.alpha that no method of the comparison has."""
+    configs = [comparison.config(m, comparison.seeds[0]) for m in comparison.methods]
+    for field in ("scheme", "update"):
+        for key, value in values.get(field, {}).items():
+            if not any(getattr(config, field).get(key) == value for config in configs):
+                raise ContractError(f"--{field}.{key} {value}: no method of this comparison takes it")
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -138,14 +157,18 @@ def _preset(name: str) -> dict[str, Any]:
 
 def _train_all(comparison: compare.Comparison, out: Path, args: argparse.Namespace) -> int:
     progress.follow_all(compare.train_all(comparison, out, args.jobs), args.quiet)
-    return _show(out, args.quiet)
+    _show(out, args.quiet)
+    summaries = [store.read_summary(compare.folder(out, m, seed)) for m, seed in comparison.runs()]
+    return 3 if all(summary and summary["status"] == "diverged" for summary in summaries) else 0
 
 
 def _resume(args: argparse.Namespace) -> int:
     out = Path(args.folder)
     if (out / "compare.toml").exists():
         return _train_all(compare.read(out), out, args)
-    return _train(Experiment.resume(out), args.quiet)
+    with console.status(f"reading {out}"):
+        experiment = Experiment.resume(out)
+    return _train(experiment, args.quiet)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -174,6 +197,8 @@ def _show(out: Path, quiet: bool) -> int:
     figures, files = page.write(out)
     if not quiet:
         summary = store.read_summary(out)
-        console.print(table.for_terminal(figures) if summary is None else _result(summary), soft_wrap=True)
-        console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True)
+        console.print(
+            table.for_terminal(figures) if summary is None else _result(summary), soft_wrap=True, markup=False
+        )
+        console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True, markup=False)
     return 0

@@ -12,7 +12,7 @@ from cutlayer.errors import ContractError, expect
 from cutlayer.feed import Indices
 
 Labels = NDArray[np.int64]
-DRAWS = 1000
+DRAWS = 100
 
 
 @dataclass(frozen=True)

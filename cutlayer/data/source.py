@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,11 +14,16 @@ from cutlayer.feed import Indices
 
 
 class Source(Protocol):
-    """Rows that can be counted and taken by index."""
+    """Rows that can be counted and taken by index; `name` stands for them in errors."""
+
+    name: str
 
     def __len__(self) -> int: ...
     def take(self, rows: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
         """(x, y) of these rows, on the device."""
+
+    def expect_classes(self, classes: int) -> None:
+        """Refuse labels outside 0..classes-1, now or where they turn up."""
 
 
 class Tensors:
@@ -57,11 +63,16 @@ class Items:
         self.classes = classes
 
     def take(self, rows: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
-        pairs = [self.dataset[int(row)] for row in rows]
-        x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+        try:
+            pairs = [self.dataset[int(row)] for row in rows]
+            x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+            labels = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
+        except Exception as error:  # whatever a dataset of the user's may raise
+            words = f"expected (x, y) of tensors or numbers, got {type(error).__name__}: {error}"
+            raise ContractError(f"{self.name}, one of rows {rows[:4].tolist()}..: {words}") from error
         check_finite(x, f"{self.name}, one of rows {rows[0]}..")
         x = x.to(self.dtype) if x.is_floating_point() else x
-        y = _labels(torch.stack([torch.as_tensor(pair[1]) for pair in pairs]), self.dtype)
+        y = _labels(labels, self.dtype)
         if self.classes is not None:
             check_labels(y, self.classes, self.name)
         return x.to(device), y.to(device)
@@ -71,9 +82,15 @@ def source(given: Any, dtype: torch.dtype, name: str) -> Source:
     """`given` as a source of rows in the model's dtype; `name` stands for it in errors."""
     if isinstance(given, torch.utils.data.TensorDataset):
         given = given.tensors
-    if isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in given):
-        return Tensors(torch.as_tensor(given[0]), torch.as_tensor(given[1]), dtype, name)
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, tuple | str | dict):
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Tensor | np.ndarray):
+        try:
+            x, y = (torch.as_tensor(part) for part in given)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ContractError(f"{name}: x and y must be tensors or arrays: {error}") from error
+        expect(x.ndim > 0 and y.ndim > 0, f"{name}: shapes", (tuple(x.shape), tuple(y.shape)), "rows in both")
+        return Tensors(x, y, dtype, name)
+    plain = isinstance(given, tuple | str | Mapping | Tensor | np.ndarray)
+    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not plain:
         return Items(given, dtype, name)
     raise ContractError(f"{name} = {type(given).__name__}: expected (x, y) tensors, or a dataset with len and [index]")
 

@@ -79,7 +79,10 @@ def read_images(path: Path) -> tuple[Tensor, Tensor]:
     import pyarrow.parquet
     from PIL import Image
 
-    table = pyarrow.parquet.read_table(path)
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
     image = next((c for c in ("img", "image") if c in table.column_names), None)
     label = next((c for c in ("label", "fine_label") if c in table.column_names), None)
     if image is None or label is None:

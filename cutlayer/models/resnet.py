@@ -18,7 +18,9 @@ def resnet(shape: Sequence[int], classes: int, width: int = 16, norm: Norm = "bn
 
     `norm="gn"` puts group norm with two groups where batch norm would be.
     """
+    expect(width >= 1, "width", width, "a whole number, at least 1")
     expect(norm in ("bn", "gn"), "norm", norm, "'bn' or 'gn'")
+    expect(norm == "bn" or width % 2 == 0, "width", width, "an even number, for two groups")
     return nn.Sequential(
         nn.Sequential(nn.Conv2d(shape[0], width, 3, padding=1, bias=False), normalise(width, norm), nn.ReLU()),
         Residual(width, width, 1, norm),

@@ -31,7 +31,8 @@ def draw(table: Table) -> bytes:
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(fontsize=9, loc="lower right")
+    if left.get_lines():
+        left.legend(fontsize=9, loc="lower right")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()

@@ -35,8 +35,9 @@ def write(out: Path) -> tuple[Table, list[Path]]:
     source = out / ("compare.toml" if (out / "compare.toml").exists() else "config.toml")
     files = {
         "curves.png": picture,
+        "table.md": table.for_markdown(figures).encode(),
         "table.json": table.for_json(figures).encode(),
-        "report.html": page(out.name, figures, picture, source.read_text()).encode(),
+        "report.html": page(out.resolve().name, figures, picture, source.read_text()).encode(),
     }
     for name, content in files.items():
         write_aside(out / name, content)

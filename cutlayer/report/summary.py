@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlayer import compare, journal, store
+from cutlayer import compare, config, journal, store
 from cutlayer.errors import StoreError
 from cutlayer.round import Round
 
@@ -80,7 +80,8 @@ def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
             found.append((m.label, [outcome(path, seed) for seed, path in runs if path.exists()]))
         return found
     if (out / "config.toml").exists():
-        return [(out.name, [outcome(out, 0)])]
+        seed = config.parse(config.read(out / "config.toml")).seed
+        return [(out.resolve().name, [outcome(out, seed)])]
     raise StoreError(f"{out} holds neither a run nor a comparison")
 
 

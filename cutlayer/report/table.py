@@ -28,9 +28,10 @@ def cells(row: Row) -> tuple[str, ...]:
 def caption(table: Table) -> str:
     """What the columns mean."""
     seeds = max((len(row.outcomes) for row in table.rows), default=0)
+    at = "" if math.isnan(table.target) else f", {100 * table.target:.2f} %"
     return (
         f"best accuracy: top-1 on the test set in %, best round, mean ± std over {seeds} seed{'s' * (seeds != 1)}; "
-        f"R: rounds to {100 * table.target:.2f} % ({SHARE:.0%} of {table.baseline}'s best); "
+        f"R: rounds to {SHARE:.0%} of {table.baseline}'s best{at}; "
         "KiB per client: both ways, a round; seconds: a run's wall time"
     )
 
