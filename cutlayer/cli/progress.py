@@ -24,7 +24,7 @@ def bars() -> Progress:
         TextColumn("{task.fields[accuracy]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(),
         console=console,
         refresh_per_second=4,
         disable=not console.is_terminal,
