@@ -197,8 +197,9 @@ def _show(out: Path, quiet: bool) -> int:
     figures, files = page.write(out)
     if not quiet:
         summary = store.read_summary(out)
-        console.print(
-            table.for_terminal(figures) if summary is None else _result(summary), soft_wrap=True, markup=False
-        )
+        if summary is None:
+            console.print(table.for_terminal(figures))
+        else:
+            console.print(_result(summary), soft_wrap=True, markup=False)
         console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True, markup=False)
     return 0
