@@ -14,6 +14,8 @@ from cutlayer.round import Round
 
 FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between them
 console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
 
 
 def bars() -> Progress:

@@ -39,7 +39,7 @@ def caption(table: Table) -> str:
 def for_terminal(table: Table) -> rich.table.Table:
     out = rich.table.Table(box=rich.box.SIMPLE_HEAD, caption=caption(table), caption_justify="left")
     for index, heading in enumerate(HEADINGS):
-        out.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+        out.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 1)
     for row in table.rows:
         out.add_row(*cells(row))
     return out
