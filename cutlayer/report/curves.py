@@ -30,6 +30,7 @@ def draw(table: Table) -> bytes:
     right.set(xlabel="round", ylabel="mean distance to their mean", title="Drift of the server halves")
     for axes in (left, right):
         axes.grid(alpha=0.25)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.spines[["top", "right"]].set_visible(False)
     if left.get_lines():
         left.legend(fontsize=9, loc="lower right")
