@@ -61,6 +61,8 @@ def claim(path: Path, name: str, text: str, overwrite: bool) -> None:
         raise StoreError(f"{path} is a file: choose another --out")
     if not ours and path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise StoreError(f"{path} is not empty and holds no run: choose another --out")
+    if ours:
+        Lock(path).close()  # not while somebody trains in it
     for kind in ours:
         for old in (*OWN[kind], kind):  # the config last, so that a half-removed run is still known as one
             shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink(missing_ok=True)

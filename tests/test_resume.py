@@ -247,6 +247,8 @@ def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
     first = Experiment.start(config, tmp_path / "run")
     with pytest.raises(cl.StoreError, match="another process is training here"):
         Experiment.resume(tmp_path / "run")
+    with pytest.raises(cl.StoreError, match="another process is training here"):
+        Experiment.start(config, tmp_path / "run", overwrite=True)
     finish(first)
     assert list(Experiment.resume(tmp_path / "run")) == []
 
