@@ -24,7 +24,7 @@ from cutlayer.macs import block_macs
 from cutlayer.metrics import Evaluator
 from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
-from cutlayer.round import Engine, Global, Round, Setup
+from cutlayer.round import Engine, Global, Round, Setup, one_thread
 from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Loss
 from cutlayer.table import build
@@ -147,7 +147,8 @@ def rounds(
     feed = Feed(batch_size, local_epochs, local_steps, shuffle, last_batch, small_client, seed)
     trains = _sources(clients, start.W, "clients")
     tests = _tests(test, start.W)
-    macs = _probe(model, (lo, hi), feed, trains, tests, loss)
+    with one_thread():
+        macs = _probe(model, (lo, hi), feed, trains, tests, loss)
     sizes = [len(s) for s in trains]
     if not any(feed.per_epoch(size) for size in sizes):
         raise ContractError(
