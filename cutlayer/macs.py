@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer.cut import blocks_of
+from cutlayer.rng import callers_randomness
 
 TRAINING = 3  # forward 1, backward 2
 
@@ -17,7 +18,7 @@ TRAINING = 3  # forward 1, backward 2
 def block_macs(model: nn.Module, x: Tensor) -> list[int]:
     """MACs of each block for one sample, measured on the rows `x` in training mode."""
     counts, rows = [], len(x)
-    with torch.random.fork_rng(devices=[]):
+    with callers_randomness():
         for block in blocks_of(copy.deepcopy(model).train()):
             recurrent = _Recurrent(block)
             with FlopCounterMode(display=False) as counter, torch.enable_grad():

@@ -7,6 +7,7 @@ and redoing a round after a crash draws the same numbers again.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,8 +39,13 @@ def seed_forward(seed: int, round: int, client: int, step: int, side: str) -> No
 
 @contextmanager
 def callers_randomness() -> Iterator[None]:
-    """Leave the caller's global torch generators as they were found."""
+    """Leave the caller's global generators (torch's, Python's, NumPy's) as they were found."""
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = list(range(torch.cuda.device_count())) if cuda else []
-    with torch.random.fork_rng(devices=devices):
-        yield
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
