@@ -163,7 +163,7 @@ def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str], tmp_path
     assert main(["doctor", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "cores" in said and "torch" in said and "ready (comes with scikit-learn)" in said
-    assert "missing cifar10/train.parquet" in said
+    assert "missing cifar10/train.parquet" in said and "extras     dev: ready" in said
 
 
 @pytest.mark.parametrize("command", ["", "run", "compare", "resume", "report", "list", "doctor"])

@@ -16,6 +16,8 @@ from cutlayer.cli.progress import console
 from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, data_folder
 from cutlayer.errors import StoreError
 
+MISSING = "missing!"
+EXTRAS = {"dev": ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy")}
 NEEDED = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic", "rich", "matplotlib", "pyarrow", "pillow")
 
 
@@ -33,6 +35,8 @@ def _doctor(args: argparse.Namespace) -> int:
     )
     console.print(f"machine    {cores} cores, {_memory()}, GPUs: {', '.join(gpus) or 'none'}")
     console.print("packages   " + ", ".join(f"{name} {_version(name)}" for name in NEEDED), soft_wrap=True)
+    lacking = [name for name in EXTRAS["dev"] if _version(name) == MISSING]
+    console.print(f"extras     dev: {'missing ' + ', '.join(lacking) if lacking else 'ready'}", soft_wrap=True)
     folder = data_folder(Path(args.data_dir) if args.data_dir else None)
     if folder is not None and not folder.is_dir():
         raise StoreError(f"data folder {folder}: no such folder")
@@ -57,7 +61,7 @@ def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "missing!"
+        return MISSING
 
 
 def _memory() -> str:
