@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from cutlayer.schemes.seam import Loss
 from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
 
+P = ParamSpec("P")
+R = TypeVar("R")
 OPTIMIZER = ("lr", "decay", "betas", "regularise", "absorb", "apply")
 
 
@@ -132,6 +135,7 @@ def rounds(
     expect(target is None or test is not None, "target", target, "a test set to reach it on")
     chosen: Scheme = build("scheme", SCHEMES, scheme, ("wave_order", "carry", "open"))
     expect(chosen.carry == "sync", f"carry of {chosen}", chosen.carry, "'sync', all that this release has")
+    model = copy.deepcopy(model)  # the caller may do with theirs what they like, also between rounds
     blocks = blocks_of(model)
     lo, hi = cut_range(cut, len(blocks))
     refuse_shared(model, lo, hi)
@@ -176,14 +180,25 @@ def rounds(
         macs=macs,
         seed=seed,
     )
-    return Run(copy.deepcopy(model), setup, start, target)
+    return Run(model, setup, start, target)
 
 
-def train(model: nn.Module, clients: Sequence[Any], test: Any = None, **arguments: Any) -> Result:
+def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Give a function the signature of another, for people and for type checkers."""
+
+    def dress(function: Callable[..., R]) -> Callable[P, R]:
+        function.__signature__ = inspect.signature(original).replace(return_annotation=Result)  # type: ignore[attr-defined]
+        return function
+
+    return dress
+
+
+@_takes_what(rounds)
+def train(*arguments: Any, **named: Any) -> Result:
     """Train `model` over `clients` and give back the trained copy and the history; `model` itself is not modified.
 
-    clients         a list of (x, y) tensors, or of map-style datasets: what each client holds
     model           an nn.Sequential of blocks, or a module with `blocks`; every block is put in training mode
+    clients         a list of (x, y) tensors, or of map-style datasets: what each client holds
     test            (x, y) or a dataset; a list with one per client is pooled; None: no evaluation
     cut             the client's last block, or (lo, hi): redrawn every round
     scheme          "fedavg", "sflv1", "sflv2", "smofi", or an object such as SMoFi(alpha=-0.1)
@@ -204,7 +219,7 @@ def train(model: nn.Module, clients: Sequence[Any], test: Any = None, **argument
     >>> [round.n for round in result.history]
     [1, 2]
     """
-    run = rounds(model, clients, test, **arguments)
+    run = rounds(*arguments, **named)
     history = list(run)
     return Result(run.model, history)
 

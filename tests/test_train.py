@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -308,6 +309,26 @@ def test_a_recurrent_block_that_gives_a_tuple_works_behind_the_cut() -> None:
     assert cl.train(net, [(x, y)], cut=0, **FAST).history[-1].macs_server > 0
     with pytest.raises(cl.ContractError, match="block 1 gives tuple"):
         cl.train(net, [(x, y)], cut=1, **FAST)
+
+
+def test_train_and_rounds_take_the_same_arguments() -> None:
+    ours, theirs = (inspect.signature(f).parameters for f in (cl.train, cl.rounds))
+    assert ours == theirs
+    assert list(ours)[:4] == ["model", "clients", "test", "cut"]
+    assert ours["optimizer"].default == cl.SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0)
+
+
+def test_what_the_caller_does_to_the_model_between_rounds_does_not_matter() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    for p in net[1].parameters():
+        p.requires_grad = False
+    expected = cl.train(net, CLIENTS, cut=(0, 1), **{**FAST, "rounds": 6})
+    run = cl.rounds(net, CLIENTS, cut=(0, 1), **{**FAST, "rounds": 6})
+    for _ in run:
+        with torch.no_grad():
+            for p in net.parameters():
+                p.fill_(7.0)
+    assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), expected.model.parameters(), strict=True))
 
 
 def test_a_mask_is_no_list_of_indices() -> None:
