@@ -20,6 +20,7 @@ import torch
 import cutlayer as cl
 from cutlayer import config as text
 from cutlayer import files, journal, store
+from cutlayer.config import Config
 from cutlayer.experiment import Experiment, load
 
 BASE: dict[str, Any] = {
@@ -37,6 +38,13 @@ def finish(experiment: Experiment) -> str:
     for _ in experiment:
         pass
     return sha(experiment.out)
+
+
+def interrupted(config: Config, out: Path, after: int) -> None:
+    """A run that ends in the middle, as if the power had gone."""
+    for record in Experiment.start(config, out):
+        if record.n == after:
+            break
 
 
 def sha(out: Path) -> str:
@@ -71,9 +79,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, call: int)
 def test_every_scheme_and_optimizer(tmp_path: Path, scheme: Any, optimizer: str) -> None:
     config = text.parse({**BASE, "scheme": scheme, "optimizer": optimizer, "update": "fedavgm"})
     whole = finish(Experiment.start(config, tmp_path / "whole"))
-    for record in Experiment.start(config, tmp_path / "cut"):
-        if record.n == 2:
-            break
+    interrupted(config, tmp_path / "cut", after=2)
     assert finish(Experiment.resume(tmp_path / "cut")) == whole
     assert without_clock(tmp_path / "cut") == without_clock(tmp_path / "whole")
 
@@ -103,9 +109,7 @@ def test_a_crash_at_any_write(
 def test_checkpoints_that_are_rare_cost_rounds_not_bits(tmp_path: Path) -> None:
     config = text.parse({**BASE, "checkpoint_every": 3})
     whole = finish(Experiment.start(config, tmp_path / "whole"))
-    for record in Experiment.start(config, tmp_path / "cut"):
-        if record.n == 2:
-            break
+    interrupted(config, tmp_path / "cut", after=2)
     resumed = Experiment.resume(tmp_path / "cut")
     assert resumed.run.state.n == 0
     assert finish(resumed) == whole
@@ -116,9 +120,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
     config = text.parse(BASE)
     whole = finish(Experiment.start(config, tmp_path / "whole"))
     out = tmp_path / "cut"
-    for record in Experiment.start(config, out):
-        if record.n == 3:
-            break
+    interrupted(config, out, after=3)
     newest = out / "checkpoints" / "000003"
     tensors, manifest = newest / "global.safetensors", newest / "manifest.json"
     content = bytearray(tensors.read_bytes())
@@ -258,9 +260,7 @@ def test_a_journal_that_ends_before_the_checkpoint_costs_rounds_not_the_run(tmp_
     config = text.parse(BASE)
     whole = finish(Experiment.start(config, tmp_path / "whole"))
     out = tmp_path / "cut"
-    for record in Experiment.start(config, out):
-        if record.n == 3:
-            break
+    interrupted(config, out, after=3)
     path = out / "journal.jsonl"
     if lost == "torn":
         path.write_bytes(path.read_bytes()[:-20])
@@ -281,9 +281,7 @@ def test_a_warm_started_run_resumes_without_the_file_it_began_from(tmp_path: Pat
     (tmp_path / "first" / "model.safetensors").rename(given)
     config = text.parse({**BASE, "init": str(given)})
     whole = finish(Experiment.start(config, tmp_path / "whole"))
-    for record in Experiment.start(config, tmp_path / "cut"):
-        if record.n == 2:
-            break
+    interrupted(config, tmp_path / "cut", after=2)
     given.unlink()
     assert finish(Experiment.resume(tmp_path / "cut")) == whole
 
