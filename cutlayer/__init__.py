@@ -4,33 +4,60 @@ from __future__ import annotations
 
 from cutlayer._version import __version__
 from cutlayer.cut import halves, joined
+from cutlayer.devices import Device
 from cutlayer.errors import ContractError, CutlayerError, Diverged, RoundAbandoned, StoreError
 from cutlayer.experiment import load
 from cutlayer.fusion import MomentumFusion
+from cutlayer.local import FedNAR, FedProx
 from cutlayer.optim import NAG, SGD, Adam, AdamW
-from cutlayer.round import Round
-from cutlayer.schemes import SFLV1, SFLV2, SMoFi
+from cutlayer.records import Round
+from cutlayer.schemes import (
+    PSL,
+    SFLV1,
+    SFLV2,
+    SGLR,
+    SSL,
+    CyclePSL,
+    CycleSFL,
+    CycleSGLR,
+    CycleSSL,
+    MergeSFL,
+    SMoFi,
+)
 from cutlayer.train import Result, Run, rounds, train
-from cutlayer.update import FedAvg, FedAvgM
+from cutlayer.update import FedAvg, FedAvgM, FedNAG, SlowMo
 
 __all__ = [
     "NAG",
+    "PSL",
     "SFLV1",
     "SFLV2",
     "SGD",
+    "SGLR",
+    "SSL",
     "Adam",
     "AdamW",
     "ContractError",
     "CutlayerError",
+    "CyclePSL",
+    "CycleSFL",
+    "CycleSGLR",
+    "CycleSSL",
+    "Device",
     "Diverged",
     "FedAvg",
     "FedAvgM",
+    "FedNAG",
+    "FedNAR",
+    "FedProx",
+    "MergeSFL",
     "MomentumFusion",
     "Result",
     "Round",
     "RoundAbandoned",
     "Run",
     "SMoFi",
+    "SlowMo",
     "StoreError",
     "__version__",
     "halves",

@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
+from cutlayer.compose import refuse_senseless
 from cutlayer.data import PARTITIONS
 from cutlayer.data.tasks import TASKS
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
 from cutlayer.models import MODELS
-from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.table import Part
 
 Spec = dict[str, Any]
 TABLES: dict[str, dict[str, Part]] = {
     "scheme": SCHEMES,
+    "local": LOCALS,
     "update": UPDATES,
     "optimizer": OPTIMIZERS,
     "server_optimizer": OPTIMIZERS,
@@ -46,19 +48,29 @@ class Config(BaseModel):
     model: Spec = Field({"name": "cnn"}, description="model (default: the task's)")
     cut: int | tuple[int, int] = Field(0, description="the client's last block, or LO HI: redrawn every round")
     scheme: Spec = Field({"name": "smofi"}, description="what the server does with the smashed data")
+    local: Spec | None = Field(None, description="what clients and server add to the plain gradient")
     update: Spec = Field({"name": "fedavg"}, description="what happens to the mean of the halves")
     optimizer: Spec = Field({"name": "sgd"}, description="optimizer, on both sides unless --server-optimizer is given")
     server_optimizer: Spec | None = Field(None, description="the server's optimizer")
     partition: Spec = Field({"name": "dirichlet"}, description="who holds which rows")
-    clients: int = Field(30, description="number of clients")
-    protocol: Literal["smofi"] = Field("smofi", description="smofi: optimizers start every round with empty memory")
+    clients: int | None = Field(None, description="number of clients (default: 30; natural ones: all there are)")
+    protocol: Literal["smofi", "cyclesl"] = Field(
+        "smofi",
+        description="smofi: epochs, optimizers start every round with empty memory, one test set; "
+        "cyclesl: one batch per client and round, memory lives on, each client is tested on rows of its own",
+    )
+    holdout: float = Field(0.1, gt=0, lt=1, description="cyclesl: the share of a client's rows it is tested on")
     rounds: int = Field(20, description="communication rounds")
     participation: int | float = Field(1.0, description="clients per round: a rate (0.2), or a number (6)")
     batch_size: int = Field(8, description="samples per step")
     local_epochs: int = Field(5, description="passes over a client's data per round")
     local_steps: int | None = Field(None, description="steps per round instead of epochs")
     last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
-    small_client: Literal["skip", "one_batch"] = Field("skip", description="a client with less than one batch")
+    small_client: Literal["skip", "one_batch"] | None = Field(
+        None, description="a client with less than one batch (default: skip; with --local-steps one_batch)"
+    )
+    noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
+    kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory")
     evaluate_every: int = Field(1, description="rounds between evaluations")
     target: float | None = Field(None, description="stop once the test accuracy is at least this")
     seed: int = Field(0, description="seed of everything random")
@@ -80,6 +92,20 @@ class Config(BaseModel):
     @classmethod
     def _whole_part(cls, given: Any, info: Any) -> Spec | None:
         return None if given is None else complete(info.field_name, given)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Config:
+        optimizer = self.part("optimizer")
+        refuse_senseless(
+            self.part("scheme"),
+            self.part("local"),
+            self.part("update"),
+            optimizer,
+            self.part("server_optimizer") or optimizer,
+            self.protocol,
+            not isinstance(self.cut, int) and self.cut[0] != self.cut[1],
+        )
+        return self
 
     def part(self, field: str) -> Any:
         """The object a part's table stands for, or None."""
@@ -108,7 +134,8 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
             part.make(**part.fixed, **values)  # the part's own checks
         except ContractError as error:
             raise ContractError(f"{field}.{error}") from error
-    return {"name": name, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+    return {"name": name, **plain}
 
 
 def parameters(part: Part) -> dict[str, inspect.Parameter]:

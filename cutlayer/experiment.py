@@ -16,21 +16,23 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from cutlayer import config as text
 from cutlayer import journal, store
 from cutlayer._version import __version__
 from cutlayer.config import Config
 from cutlayer.cut import halves
+from cutlayer.data.partition import holdout
 from cutlayer.data.tasks import Dataset, load_task
 from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
 from cutlayer.models import MODELS
+from cutlayer.records import Round
 from cutlayer.rng import EVERYBODY, address, callers_randomness, rng
-from cutlayer.round import Round
 from cutlayer.train import Run, rounds
 
+CLIENTS = 30
 load_once = functools.lru_cache(maxsize=2)(load_task)
 
 
@@ -49,16 +51,17 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
 def assemble(config: Config, warm: bool = True) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`."""
     data = load_once(config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed)
-    partition = config.part("partition")(data.labels, config.clients, rng(config.seed, 0, EVERYBODY, "partition"))
+    clients, test = populate(config, data)
     model = build_model(config.model, tuple(data.x.shape[1:]), data.classes, config.seed)
     if config.init is not None and warm:
         _warm_start(model, Path(config.init))
     return rounds(
         model,
-        [(data.x[rows], data.y[rows]) for rows in partition],
-        test=(data.x_test, data.y_test),
+        clients,
+        test=test,
         cut=config.cut,
         scheme=config.part("scheme"),
+        local=config.part("local"),
         update=config.part("update"),
         optimizer=config.part("optimizer"),
         server_optimizer=config.part("server_optimizer"),
@@ -67,13 +70,37 @@ def assemble(config: Config, warm: bool = True) -> Run:
         batch_size=config.batch_size,
         local_epochs=config.local_epochs,
         local_steps=config.local_steps,
+        protocol=config.protocol,
         last_batch=config.last_batch,
         small_client=config.small_client,
+        noise=config.noise,
+        kept_memory=config.kept_memory,
         evaluate_every=config.evaluate_every,
         seed=config.seed,
         device=config.device,
         target=config.target,
     )
+
+
+Rows = tuple[Tensor, Tensor]
+
+
+def populate(config: Config, data: Dataset) -> tuple[list[Rows], Rows | list[Rows]]:
+    """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) a share of each client's own.
+
+    With shares of their own, clients divide training and test rows together.
+    """
+    x, y = data.x, data.y
+    own = config.protocol == "cyclesl" or not len(data.y_test)
+    if own:
+        x, y = torch.cat([data.x, data.x_test]), torch.cat([data.y, data.y_test])
+    divide, draw = config.part("partition"), rng(config.seed, 0, EVERYBODY, "partition")
+    clients = config.clients if config.clients or config.partition["name"] == "natural" else CLIENTS
+    parts = divide(y.numpy(), clients, draw, data.owners)
+    if not own:
+        return [(x[rows], y[rows]) for rows in parts], (data.x_test, data.y_test)
+    pairs = [holdout(rows, config.holdout, rng(config.seed, 0, j, "holdout")) for j, rows in enumerate(parts)]
+    return [(x[train], y[train]) for train, _ in pairs], [(x[test], y[test]) for _, test in pairs]
 
 
 class Experiment:

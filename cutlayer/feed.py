@@ -21,7 +21,8 @@ class Feed:
 
     `steps` overrides `epochs`: the loader wraps, in a new order each time, until that many steps are done.
     `last_batch="keep"` keeps the incomplete batch; `small_client="one_batch"` gives a client with fewer than B
-    samples one batch of all of them per epoch instead of skipping it.
+    samples one batch of all of them per epoch instead of skipping it; None: skipped, but with `steps` one batch.
+    `onward`: a client's loader goes on where its last round ended, instead of beginning anew each round.
     """
 
     batch_size: int = 32
@@ -29,8 +30,9 @@ class Feed:
     steps: int | None = None
     shuffle: bool = True
     last_batch: Literal["drop", "keep"] = "drop"
-    small_client: Literal["skip", "one_batch"] = "skip"
+    small_client: Literal["skip", "one_batch"] | None = None
     seed: int = 0
+    onward: bool = False
 
     def __post_init__(self) -> None:
         for field in ("batch_size", "epochs", "steps"):
@@ -39,12 +41,15 @@ class Feed:
             whole = is_whole(value) and value >= 1
             expect(whole or (field == "steps" and value is None), name, value, "a whole number, at least 1")
         expect(self.last_batch in ("drop", "keep"), "last_batch", self.last_batch, "'drop' or 'keep'")
-        expect(self.small_client in ("skip", "one_batch"), "small_client", self.small_client, "'skip' or 'one_batch'")
+        known = self.small_client in (None, "skip", "one_batch")
+        expect(known, "small_client", self.small_client, "'skip' or 'one_batch'")
 
     def per_epoch(self, samples: int) -> int:
         """Batches in one pass over `samples` rows."""
         if 0 < samples < self.batch_size:
-            return int(self.last_batch == "keep" or self.small_client == "one_batch")
+            fixed = self.steps is not None and not self.onward
+            one = self.small_client == "one_batch" or (self.small_client is None and fixed)
+            return int(self.last_batch == "keep" or one)
         full, rest = divmod(samples, self.batch_size)
         return full + int(rest > 0 and self.last_batch == "keep")
 
@@ -63,11 +68,14 @@ class Feed:
         full, rest = divmod(self.steps, each)
         return [each] * full + [rest] * (rest > 0)
 
-    def batches(self, samples: int, round: int, client: int) -> Iterator[Indices]:
-        """The row indices of each step of a round."""
-        for epoch, steps in enumerate(self.epochs_of(samples)):
-            order = np.arange(samples)
-            if self.shuffle:
-                order = rng(self.seed, round, client, f"batches/{epoch}").permutation(samples)
-            for step in range(steps):
-                yield order[step * self.batch_size : (step + 1) * self.batch_size]
+    def batches(self, samples: int, round: int, client: int, place: int = 0) -> Iterator[Indices]:
+        """The row indices of each step of a round; `place`: the batches taken in earlier rounds, for `onward`."""
+        each, total = self.per_epoch(samples), sum(self.epochs_of(samples))
+        first, round = (place, 0) if self.onward else (0, round)
+        for k in range(first, first + total):
+            epoch, step = divmod(k, each)
+            if step == 0 or k == first:
+                order = np.arange(samples)
+                if self.shuffle:
+                    order = rng(self.seed, round, client, f"batches/{epoch}").permutation(samples)
+            yield order[step * self.batch_size : (step + 1) * self.batch_size]

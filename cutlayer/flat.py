@@ -175,6 +175,11 @@ class Rows:
         for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
             rows[:n] = vector
 
+    def put(self, j: int, start: Vectors) -> None:
+        """Row j becomes a copy of `start`."""
+        for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
+            rows[j] = vector
+
     def row(self, j: int) -> Vectors:
         return Vectors(self.w[j], self.b[j], self.i[j])
 

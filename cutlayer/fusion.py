@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.errors import ContractError, expect, is_number
+from cutlayer.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,22 @@ class Staleness:
     `stale_offset` 1: the first reuse weighs 2^alpha (the poster); 0: it weighs 1 (the literal zero-based reading).
     `hist_norm` "count": divide by |A| + |H| (the paper); "weights": by |A| + sum of s.
     `rebias_history`: rescale Adam's stale moments by (1 - b^t) / (1 - b^t_j), t_j being their age in steps.
+    `adaptive`: ours, not the paper's. s is the cosine of the stale momentum with the fresh average, zero where they
+    point apart, instead of a power of the age: what still points the same way still counts. (Adam: the first moment's.)
     """
 
     alpha: float = -0.1
     stale_offset: int = 1
     hist_norm: str = "count"
     rebias_history: bool = False
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         expect(is_number(self.alpha) and self.alpha < 0, "alpha", self.alpha, "a finite number below 0")
         expect(self.stale_offset in (0, 1), "stale_offset", self.stale_offset, "0 or 1")
         expect(self.hist_norm in ("count", "weights"), "hist_norm", self.hist_norm, "'count' or 'weights'")
         expect(isinstance(self.rebias_history, bool), "rebias_history", self.rebias_history, "true or false")
+        expect(isinstance(self.adaptive, bool), "adaptive", self.adaptive, "true or false")
 
     def weight(self, k: int, k_j: int) -> float:
         """s_j at step k of a momentum recorded at step k_j < k (Eq. 6)."""
@@ -49,11 +54,38 @@ class Staleness:
         """What Eq. 5 divides by."""
         return active + (len(weights) if self.hist_norm == "count" else math.fsum(weights))
 
+    def faded(self, k: int, k_j: int, m_j: Sequence[Tensor], fresh: Sequence[Tensor]) -> float:
+        """The weight of a recorded momentum `m_j`, given the direction of the fresh ones."""
+        return cosine(m_j[0], fresh[0]) if self.adaptive else self.weight(k, k_j)
+
     def rebias(self, beta: float, k: int, k_j: int) -> float:
         """The factor that brings a stale, bias-corrected moment to today's correction."""
         if not self.rebias_history or beta == 0:
             return 1.0
         return float((1 - beta ** (k + 1)) / (1 - beta ** (k_j + 1)))
+
+
+class Fusion:
+    """m_bar of momenta that are given in full, step by step; whoever is absent from a step has finished."""
+
+    def __init__(self, staleness: Staleness, optimizer: Optimizer) -> None:
+        self.staleness, self.optimizer, self.k = staleness, optimizer, -1
+        self.last: dict[int, tuple[int, list[Tensor]]] = {}  # j -> k_j, and what it contributed then
+
+    def __call__(self, momenta: Mapping[int, Sequence[Tensor]]) -> list[Tensor]:
+        self.k += 1
+        k, rule = self.k, self.staleness
+        H = {j: self.last[j] for j in sorted(self.last) if j not in momenta}
+        for j, m_j in momenta.items():
+            self.last[j] = k, [m.clone() for m in m_j]
+        total = [torch.stack(list(moments)).sum(dim=0) for moments in zip(*momenta.values(), strict=True)]
+        s = {j: rule.faded(k, k_j, m_j, total) for j, (k_j, m_j) in H.items()}
+        m = rule.total(len(momenta), list(s.values()))
+        for i, beta in enumerate(self.optimizer.betas):
+            for j, (k_j, m_j) in H.items():
+                rebias = rule.rebias(beta, k, k_j) if self.optimizer.corrected else 1.0
+                total[i] = total[i] + s[j] * rebias * m_j[i]
+        return [moment / m for moment in total]  # Eq. 5
 
 
 class MomentumFusion:
@@ -211,6 +243,12 @@ class MomentumFusion:
             if any(p is self._parameters[j][i] for p in group["params"]):
                 return float(group["betas"][name_index]) if "betas" in group else 0.0
         raise AssertionError("every parameter is in a group")
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """The cosine of the angle between two vectors; 0 where they point apart, or one is zero."""
+    length = float(one.norm()) * float(other.norm())
+    return max(0.0, float(one @ other) / length) if length > 0 else 0.0
 
 
 def _copy(tensors: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:

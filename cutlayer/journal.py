@@ -11,7 +11,7 @@ from typing import Any
 
 from cutlayer.errors import StoreError
 from cutlayer.files import sync, write_aside
-from cutlayer.round import Round
+from cutlayer.records import Round
 
 
 class TornJournal(UserWarning):

@@ -1,9 +1,9 @@
-"""Multiply-accumulates of each block, for one sample forward; training costs three times that."""
+"""What each block costs and puts out for one sample: multiply-accumulates forward (training: three times that)."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,16 @@ from cutlayer.rng import callers_randomness
 TRAINING = 3  # forward 1, backward 2
 
 
-def block_macs(model: nn.Module, x: Tensor) -> list[int]:
-    """MACs of each block for one sample, measured on the rows `x` in training mode."""
-    counts, rows = [], len(x)
+class Shape(NamedTuple):
+    """Of each block, for one sample: MACs forward, and elements of its output."""
+
+    macs: list[int]
+    elements: list[int]
+
+
+def shape_of(model: nn.Module, x: Tensor) -> Shape:
+    """The blocks' costs and sizes, measured on the rows `x` in training mode."""
+    counts, elements, rows = [], [], len(x)
     with callers_randomness():
         for block in blocks_of(copy.deepcopy(model).train()):
             recurrent = _Recurrent(block)
@@ -25,7 +32,8 @@ def block_macs(model: nn.Module, x: Tensor) -> list[int]:
                 x = block(x.detach().clone() if isinstance(x, Tensor) else x)
             recurrent.remove()
             counts.append((counter.get_total_flops() // 2 + recurrent.macs) // rows)
-    return counts
+            elements.append(x.numel() // rows if isinstance(x, Tensor) else 0)
+    return Shape(counts, elements)
 
 
 class _Recurrent:

@@ -4,17 +4,24 @@ Plan      down  once    the front, and how to train it
 Smashed   up    T times the activations at the cut, and the labels
 CutGrad   down  T times the gradient of the loss at the cut
 Report    up    once    the trained front
+
+Two more where a method asks for them: a Square up for each CutGrad (FedNAR's joint norm: 3T + 2 messages), and a
+Momentum each way and step (SMoFi with `fuse_clients`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from cutlayer.feed import Feed
 from cutlayer.flat import Vectors
-from cutlayer.optim import Optimizer
+from cutlayer.local import Local
+from cutlayer.optim import Moments, Optimizer
+
+SCALAR = 8  # bytes of a number
 
 
 @dataclass(frozen=True)
@@ -33,14 +40,20 @@ class Plan:
 
     address: Address
     cut: int
-    start: Vectors  # W_c^{n-1}
+    start: Vectors | None  # W_c^{n-1}; None: the half the client kept
     feed: Feed
     optimizer: Optimizer
     eta: float
+    local: Local | None = None
+    noise: float = 0.0  # on the smashed data, relative to its norm
+    memory: Moments | None = None  # what the optimizer starts with; None: nothing, or what the client kept
+    shares_memory: bool = False  # report the optimizer's memory too
+    keeps_half: bool = False
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # what the client kept; it never travels
 
     @property
     def nbytes(self) -> int:
-        return self.start.nbytes
+        return (self.start.nbytes if self.start else 0) + (self.memory.nbytes if self.memory else 0)
 
 
 @dataclass(frozen=True)
@@ -63,20 +76,47 @@ class CutGrad:
     address: Address
     grad: Tensor
     loss: Tensor
+    square: float | None = None  # ||h||^2 of the server's half, for a joint norm
 
     @property
     def nbytes(self) -> int:
-        return self.grad.nbytes
+        return self.grad.nbytes + (0 if self.square is None else SCALAR)
+
+
+@dataclass(frozen=True)
+class Square:
+    """||h||^2 of a client's half at one step."""
+
+    address: Address
+    value: float
+    nbytes: int = SCALAR
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """A client's optimizer memory after one step, on its way to be fused, or back."""
+
+    address: Address
+    m: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(m.nbytes for m in self.m)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a client ends the round with."""
+    """What a client ends the round with. A half it keeps does not travel, nor does memory nobody asked for."""
 
     address: Address
     end: Vectors  # W_c,j after its last step
     samples: int  # |D_j|
+    memory: Moments
+    place: int = 0  # batches taken so far, over all rounds
+    clipped: int = 0  # steps whose gradient was clipped
+    keeps_half: bool = False
+    shares_memory: bool = False
 
     @property
     def nbytes(self) -> int:
-        return self.end.nbytes
+        return (0 if self.keeps_half else self.end.nbytes) + (self.memory.nbytes if self.shares_memory else 0)

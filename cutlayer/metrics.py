@@ -1,65 +1,106 @@
-"""How good the global model is: the whole test set, inference mode, large batches."""
+"""How good a model is on labelled outputs: mean loss, accuracy, macro F1, Matthews' correlation, AUC; and for whom.
+
+All are taken once over the pooled rows, so a client counts by its rows; the spread is over clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cutlayer.cut import blocks_of
-from cutlayer.data.source import Source
-from cutlayer.flat import Vectors, half
-
-BATCH = 512
+Series = dict[str, float | None]
+"""Figures of one group of clients, by name: those of Scores, how many clients and samples, and the spread."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Mean loss and, for class labels, top-1 accuracy, macro F1 and Matthews' correlation."""
+    """Mean loss and, for class labels, top-1 accuracy, macro F1, Matthews' correlation, one-against-rest AUC."""
 
     loss: float | None = None
     accuracy: float | None = None
     f1: float | None = None
     mcc: float | None = None
+    auc: float | None = None
 
 
-class Evaluator:
-    """Scores weights on test sources, pooled."""
+class Outputs(NamedTuple):
+    """What a model said of one test set: the summed loss, its outputs and the truth."""
 
-    def __init__(
-        self, model: nn.Module, tests: Sequence[Source], loss: Callable[[Tensor, Tensor], Tensor], device: torch.device
-    ) -> None:
-        self.half = half(model, 0, len(blocks_of(model)), device)
-        self.half.train(False)
-        self.tests, self.loss = tests, loss
+    loss: float
+    out: Tensor
+    y: Tensor
 
-    @torch.no_grad()
-    def __call__(self, state: Vectors) -> Scores:
-        views = self.half.views(state)
-        total, count = 0.0, 0
-        truth, guess = [], []
-        for test in self.tests:
-            for start in range(0, len(test), BATCH):
-                x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.half.device)
-                out = self.half(x, views)
-                total += float(self.loss(out, y)) * len(x)
-                count += len(x)
-                truth.append(y.cpu())
-                guess.append(out.argmax(dim=1).cpu() if out.ndim == 2 else out.cpu())
-        if not count:
-            return Scores()
-        labels, guesses = torch.cat(truth), torch.cat(guess)
-        if labels.shape != guesses.shape or labels.is_floating_point() or guesses.is_floating_point():
-            return Scores(loss=total / count)
-        from sklearn.metrics import f1_score, matthews_corrcoef  # only here: it takes as long to import as torch
+    @property
+    def categorical(self) -> bool:
+        """Whether these are class scores, and labels to hold against them."""
+        return self.out.ndim == 2 and self.y.ndim == 1 and not self.y.is_floating_point()
 
-        y_true, y_pred = labels.numpy(), guesses.numpy()
-        return Scores(
-            loss=total / count,
-            accuracy=float((y_true == y_pred).mean()),
-            f1=float(f1_score(y_true, y_pred, average="macro", zero_division=0)),
-            mcc=float(matthews_corrcoef(y_true, y_pred)),
-        )
+    @property
+    def accuracy(self) -> float:
+        return float((self.out.argmax(dim=1) == self.y).double().mean())
+
+
+def score(parts: Sequence[Outputs]) -> Scores:
+    """Everything, over the rows of all parts together."""
+    parts = [part for part in parts if len(part.y)]
+    if not parts:
+        return Scores()
+    rows = sum(len(part.y) for part in parts)
+    loss = math.fsum(part.loss for part in parts) / rows
+    if not all(part.categorical for part in parts):
+        return Scores(loss)
+    from sklearn.metrics import f1_score, matthews_corrcoef  # only here: it takes as long to import as torch
+
+    out, truth = torch.cat([part.out for part in parts]), torch.cat([part.y for part in parts]).numpy()
+    guess = out.argmax(dim=1).numpy()
+    return Scores(
+        loss=loss,
+        accuracy=float((truth == guess).mean()),
+        f1=float(f1_score(truth, guess, average="macro", zero_division=0)),
+        mcc=float(matthews_corrcoef(truth, guess)),
+        auc=auc(out, truth),
+    )
+
+
+def auc(out: Tensor, truth: np.ndarray) -> float | None:
+    """The area under the ROC curve, one class against the rest, averaged over the classes that occur in the truth;
+    None where no class can be told from a rest, or the outputs are not finite."""
+    from sklearn.metrics import roc_auc_score
+
+    if out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
+        return None
+    p = out.double().softmax(dim=1).numpy()
+    if out.shape[1] == 2:
+        return float(roc_auc_score(truth, p[:, 1])) if len(np.unique(truth)) == 2 else None
+    areas = [roc_auc_score(truth == c, p[:, c]) for c in np.unique(truth) if not (truth == c).all()]
+    return statistics.fmean(areas) if areas else None
+
+
+def series(parts: Sequence[Outputs]) -> Series:
+    """The scores over all parts together, one part a client, and how they spread from client to client."""
+    parts = [part for part in parts if len(part.y)]
+    pooled = score(parts)
+    found: Series = {
+        **{name: getattr(pooled, name) for name in Scores.__dataclass_fields__},
+        "clients": len(parts),
+        "samples": sum(len(part.y) for part in parts),
+    }
+    if pooled.accuracy is None:
+        return found
+    each = sorted(part.accuracy for part in parts)
+    tenth = math.ceil(len(each) / 10)
+    return {
+        **found,
+        "client_mean": statistics.fmean(each),
+        "client_std": statistics.pstdev(each),
+        "client_median": statistics.median(each),
+        "worst_tenth": statistics.fmean(each[:tenth]),
+        "best_tenth": statistics.fmean(each[-tenth:]),
+    }

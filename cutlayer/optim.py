@@ -12,9 +12,9 @@ They equal torch.optim.SGD (dampening 0), SGD(nesterov=True), Adam and AdamW.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -135,12 +135,45 @@ class AdamW(Adam):
         super().apply(w, g, moments, eta, t)
 
 
+class Moments(NamedTuple):
+    """What an optimizer remembers of one vector: its moments, and the steps since they were empty."""
+
+    m: tuple[Tensor, ...]
+    t: int
+
+    def clone(self) -> Moments:
+        return Moments(tuple(m.clone() for m in self.m), self.t)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(m.nbytes for m in self.m)
+
+    def named(self) -> dict[str, Tensor]:
+        """As tensors with names, to be kept; `read` takes them back."""
+        return {**{f"moment{i}": m for i, m in enumerate(self.m)}, "t": torch.tensor(self.t)}
+
+    @classmethod
+    def read(cls, named: Mapping[str, Tensor]) -> Moments:
+        m = tuple(named[f"moment{i}"] for i in range(sum(name.startswith("moment") for name in named)))
+        return cls(m, int(named["t"]))
+
+
 class Memory:
     """The moments of n rows and the steps each has taken."""
 
     def __init__(self, optimizer: Optimizer, like: Tensor) -> None:
         self.moments = [torch.zeros_like(like) for _ in optimizer.betas]
         self.t = [0] * like.shape[0]
+
+    def put(self, row: int, moments: Moments) -> None:
+        """Remember this in a row."""
+        for mine, theirs in zip(self.moments, moments.m, strict=True):
+            mine[row] = theirs
+        self.t[row] = moments.t
+
+    def get(self, row: int) -> Moments:
+        """What a row remembers, as views."""
+        return Moments(tuple(m[row] for m in self.moments), self.t[row])
 
     def reset(self, row: int | slice = slice(None)) -> None:
         """Forget: moments zero, counters zero."""

@@ -2,6 +2,7 @@
 
     config.toml          the whole text of the run            journal.jsonl     one line a round
     checkpoints/000012/  global.safetensors + manifest.json   model.safetensors, front.*, back.*   at the end
+    checkpoints/kept/    client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
     summary.json         what came out                        report.html, curves.png              the picture
 
 A checkpoint is written aside, synced, then renamed: it is there whole or not at all. The last two are kept.
@@ -28,9 +29,10 @@ from torch import Tensor
 from cutlayer.errors import StoreError
 from cutlayer.files import sync, write_aside
 from cutlayer.flat import Vectors
-from cutlayer.round import Global
+from cutlayer.kept import Kept, Parcel
+from cutlayer.records import Global
 
-FORMAT = 1
+FORMAT = 2
 KEEP = 2
 HEADER = "# Written by cutlayer: the whole text of this run.\n"
 _REPORT = ("curves.png", "table.json", "table.md", "report.html")
@@ -101,7 +103,7 @@ class Lock:
 
 
 def save(run: Path, state: Global) -> None:
-    """Checkpoint `state`, then forget all but the last two."""
+    """Checkpoint `state`, then forget all but the last two. What has not changed since is not written again."""
     folder = run / "checkpoints"
     if not folder.exists():
         folder.mkdir()
@@ -111,6 +113,7 @@ def save(run: Path, state: Global) -> None:
         if old.exists():
             shutil.rmtree(old)
     aside.mkdir()
+    kept = _save_kept(folder, state.kept)
     content = save_tensors(_named(state))
     write_aside(aside / "global.safetensors", content)
     manifest = {
@@ -119,12 +122,54 @@ def save(run: Path, state: Global) -> None:
         "files": {
             "global.safetensors": {"owner": "server", "version": state.n, "sha256": hashlib.sha256(content).hexdigest()}
         },
+        "kept": kept,
     }
     write_aside(aside / "manifest.json", json.dumps(manifest, indent=1).encode())
     aside.replace(final)
     sync(folder)
     for old in sorted(folder.glob("[0-9]*"))[:-KEEP]:
         shutil.rmtree(old)
+    named = {entry["file"] for path in folder.glob("[0-9]*") for entry in _manifest(path)["kept"].values()}
+    for file in (folder / "kept").glob("*.safetensors"):
+        if file.name not in named:
+            file.unlink()
+
+
+def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
+    """Write what no earlier checkpoint has written; the manifest's entry of everything."""
+    before: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("[0-9]*")):
+        before |= {entry["file"]: entry for entry in _manifest(path)["kept"].values()}
+    (folder / "kept").mkdir(exist_ok=True)
+    entries = {}
+    for owner, parcel in kept.items():
+        name = f"{owner.replace('/', '-')}.{parcel.version:06d}.safetensors"
+        if name in before:
+            entries[owner] = before[name]
+            continue
+        content = parcel.bytes()
+        write_aside(folder / "kept" / name, content)
+        entries[owner] = {"file": name, "version": parcel.version, "sha256": hashlib.sha256(content).hexdigest()}
+    return entries
+
+
+def _load_kept(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> Kept:
+    kept = {}
+    for owner, entry in entries.items():
+        path = folder / "kept" / entry["file"]
+        if hashlib.sha256(path.read_bytes()).hexdigest() != entry["sha256"]:
+            raise StoreError(f"kept/{entry['file']} does not match its checksum")
+        kept[owner] = Parcel(int(entry["version"]), None, path)
+    return kept
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """A checkpoint's manifest; an empty one where it is damaged, which its own load will say."""
+    try:
+        manifest: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
+        return {"kept": {}, **manifest}
+    except (OSError, ValueError, TypeError):
+        return {"kept": {}}
 
 
 def load(run: Path, like: Global, last: int) -> Global | None:
@@ -159,17 +204,17 @@ def _load(path: Path, like: Global) -> Global:
             raise StoreError(
                 f"{name} has {tuple(theirs.shape)} {theirs.dtype}, the model {tuple(ours.shape)} {ours.dtype}"
             )
-    parts: dict[str, dict[str, Tensor]] = {"update": {}, "kept": {}}
-    for name, tensor in tensors.items():
-        owner, key = name.split(".", 1)
-        parts[owner][key] = tensor.to(like.W.w.device)
-    return Global(int(manifest["round"]), W, parts["update"], parts["kept"])
+    clients, rounds = (tensors.pop(f"turns.{name}").tolist() for name in ("client", "rounds"))
+    update = {name.removeprefix("update."): tensor.to(like.W.w.device) for name, tensor in tensors.items()}
+    kept = _load_kept(path.parent, manifest["kept"])
+    return Global(int(manifest["round"]), W, update, kept, dict(zip(clients, rounds, strict=True)))
 
 
 def _named(state: Global) -> dict[str, Tensor]:
     named = dict(zip(Vectors._fields, state.W, strict=True))
     named |= {f"update.{key}": tensor for key, tensor in state.update.items()}
-    named |= {f"kept.{key}": tensor for key, tensor in state.kept.items()}
+    named["turns.client"] = torch.tensor(list(state.turns.keys()), dtype=torch.int64)
+    named["turns.rounds"] = torch.tensor(list(state.turns.values()), dtype=torch.int64)
     return {name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}
 
 

@@ -17,6 +17,8 @@ class Part:
     line: str
     paper: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    memory: str = ""  # what it holds on the server, in units of the server half
+    sends: str = ""  # what a client and the server send each other, a step
 
 
 def build(what: str, table: Mapping[str, Part], given: Any, needs: Sequence[str]) -> Any:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cutlayer import inputs
 from cutlayer.client import Client
 from cutlayer.cohorts.local import LocalCohort
-from cutlayer.cut import Cut, blocks_of, cut_range, device_of, probe, refuse_shared
-from cutlayer.data.source import Items, Source, check_labels, source
-from cutlayer.errors import ContractError, expect, is_number, is_whole
+from cutlayer.compose import PROTOCOLS, refuse_senseless
+from cutlayer.cut import Cut, blocks_of, cut_range, device_of, refuse_shared
+from cutlayer.devices import Device, check_devices
+from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
+from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
 from cutlayer.flat import Half, Vectors, half
-from cutlayer.macs import block_macs
-from cutlayer.metrics import Evaluator
+from cutlayer.kept import Shelf
+from cutlayer.local import Local
 from cutlayer.optim import SGD, Optimizer
-from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
-from cutlayer.round import Engine, Global, Round, Setup, one_thread
+from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.records import Global, Round
+from cutlayer.round import Engine, Setup, one_thread
 from cutlayer.schemes import Scheme
-from cutlayer.schemes.seam import Loss
 from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
 
@@ -65,20 +66,57 @@ class Run(Iterator[Round]):
 
     @property
     def model(self) -> nn.Module:
-        """The joined global model, as a copy."""
+        """The joined global model, as a copy; where clients keep their half, with the mean of those, by size."""
+        return self._joined(self.state.merged(self.setup.sizes))
+
+    @property
+    def clients(self) -> Personal:
+        """Each client's own model, where clients keep their half; otherwise nothing."""
+        return Personal(self)
+
+    def personal(self, client: int) -> nn.Module:
+        """The model of one client: the half it keeps (or would start with), joined to the server's."""
+        own = self.state.front(client)
+        W = self.state.W
+        if own is not None:
+            _, W_s = W.split(self.setup.offsets[self.setup.cuts[0]])
+            W = Vectors(*(torch.cat([c.to(s.device), s]) for c, s in zip(own, W_s, strict=True)))
+        return self._joined(W)
+
+    def _joined(self, W: Vectors) -> nn.Module:
         twin = copy.deepcopy(self._model)
         blocks = blocks_of(twin)
-        Half(blocks, device_of(blocks)).write(self.state.W)
+        Half(blocks, device_of(blocks)).write(W)
         return twin
+
+
+class Personal(Sequence[nn.Module]):
+    """The clients' own models, each made when it is asked for; empty where no client keeps anything."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._n = len(run.setup.sizes) if run.setup.scheme.carry == "keep" else 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    @overload
+    def __getitem__(self, client: int) -> nn.Module: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[nn.Module]: ...
+    def __getitem__(self, client: int | slice) -> nn.Module | Sequence[nn.Module]:
+        if isinstance(client, slice):
+            return [self._run.personal(j) for j in range(self._n)[client]]
+        return self._run.personal(range(self._n)[client])
 
 
 @dataclass
 class Result:
-    """What a training ends with."""
+    """What a training ends with. `clients[j]`: client j's own model, where clients keep their half."""
 
     model: nn.Module
     history: list[Round]
-    clients: list[nn.Module] = field(default_factory=list)
+    clients: Sequence[nn.Module] = ()
 
 
 def rounds(
@@ -88,7 +126,7 @@ def rounds(
     *,
     cut: Cut = 0,
     scheme: str | Scheme = "smofi",
-    local: None = None,
+    local: str | Local | None = None,
     update: str | Update | None = None,
     optimizer: str | Optimizer = SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0),
     server_optimizer: str | Optimizer | None = None,
@@ -99,11 +137,13 @@ def rounds(
     local_steps: int | None = None,
     protocol: str = "smofi",
     last_batch: Literal["drop", "keep"] = "drop",
-    small_client: Literal["skip", "one_batch"] = "skip",
+    small_client: Literal["skip", "one_batch"] | None = None,
     labels: str = "send",
+    noise: float = 0.0,
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
-    devices: None = None,
+    devices: Sequence[Device | tuple[float, float]] | None = None,
     evaluate_every: int = 1,
+    kept_memory: float | None = 2048,
     seed: int = 0,
     shuffle: bool = True,
     backend: str = "auto",
@@ -121,66 +161,100 @@ def rounds(
     1 30
     2 30
     """
-    _later("local", local, None, "local rules")
-    _later("protocol", protocol, "smofi", "the cyclesl protocol")
     _later("labels", labels, "send", "the U-shaped split")
-    _later("devices", devices, None, "device profiles")
     _later("backend", "loop" if backend == "auto" else backend, "loop", "the stacked backend")
-    expect(is_whole(rounds) and rounds >= 1, "rounds", rounds, "a whole number, at least 1")
-    expect(
-        is_whole(evaluate_every) and evaluate_every >= 1, "evaluate_every", evaluate_every, "a whole number, at least 1"
-    )
-    expect(is_whole(seed), "seed", seed, "a whole number")
-    expect(target is None or (is_number(target) and 0 < target <= 1), "target", target, "an accuracy in (0, 1]")
-    expect(target is None or test is not None, "target", target, "a test set to reach it on")
-    chosen: Scheme = build("scheme", SCHEMES, scheme, ("wave_order", "carry", "open"))
-    expect(chosen.carry == "sync", f"carry of {chosen}", chosen.carry, "'sync', all that this release has")
+    _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, protocol)
+    client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
     model = copy.deepcopy(model)  # the caller may do with theirs what they like, also between rounds
     blocks = blocks_of(model)
     lo, hi = cut_range(cut, len(blocks))
+    refuse_senseless(chosen, rule, updating, client_side, server_side, protocol, lo != hi)
     refuse_shared(model, lo, hi)
-    if lo != hi and getattr(chosen, "persists", False):
-        raise ContractError(
-            f"cut = {cut!r}: {chosen} keeps the server's momentum between rounds, so its size must not change"
-        )
-    device = _device(device)
-    whole = half(model, 0, len(blocks), device)
+    on = inputs.device(device)
+    whole = half(model, 0, len(blocks), on)
     start = Global(0, whole.read())
     expect(len(start.W.w) > 0, "model", type(model).__name__, "at least one trainable parameter")
     expect(bool(torch.isfinite(start.W.w).all()), "model", "weights with NaN or infinity", "finite weights")
-    feed = Feed(batch_size, local_epochs, local_steps, shuffle, last_batch, small_client, seed)
-    trains = _sources(clients, start.W, "clients")
-    tests = _tests(test, start.W)
+    persists = protocol == "cyclesl"
+    steps = 1 if persists and local_steps is None else local_steps
+    feed = Feed(batch_size, local_epochs, steps, shuffle, last_batch, small_client, seed, onward=persists)
+    trains = inputs.sources(clients, start.W.w.dtype, "clients")
+    tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
     with one_thread():
-        macs = _probe(model, (lo, hi), feed, trains, tests, loss)
+        shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
     sizes = [len(s) for s in trains]
     if not any(feed.per_epoch(size) for size in sizes):
         raise ContractError(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
             f"expected at most {max(sizes)}, or small_client='one_batch'"
         )
-    client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer, OPTIMIZER)
-    server_side: Optimizer | None = build("server_optimizer", OPTIMIZERS, server_optimizer, OPTIMIZER)
     setup = Setup(
         scheme=chosen,
-        update=FedAvg() if update is None else build("update", UPDATES, update, ("__call__",)),
-        cohort=LocalCohort([Client(j, s) for j, s in enumerate(trains)], lambda L: half(model, 0, L + 1, device)),
+        local=rule,
+        update=updating,
+        cohort=LocalCohort([Client(j, s) for j, s in enumerate(trains)], lambda L: half(model, 0, L + 1, on)),
         sizes=sizes,
         cuts=(lo, hi),
         offsets=whole.ends,
-        back=lambda L: half(model, L + 1, len(blocks), device),
+        back=lambda L: half(model, L + 1, len(blocks), on),
         feed=feed,
         optimizer=client_side,
-        server_optimizer=server_side or client_side,
+        server_optimizer=server_side,
+        persists=persists,
+        noise=noise,
         loss=loss,
-        select=_selected(participation, len(sizes)),
-        evaluator=Evaluator(model, tests, loss, device) if tests else None,
+        select=inputs.selected(participation, len(sizes)),
+        evaluator=Evaluator(model, tests, loss, on, lo, per_client) if tests else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
-        macs=macs,
+        shape=shape,
+        devices=check_devices(devices, len(sizes)),
+        histogram=inputs.Histograms(trains, classes),
+        shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
         seed=seed,
     )
     return Run(model, setup, start, target)
+
+
+def _parts(
+    scheme: str | Scheme,
+    local: str | Local | None,
+    update: str | Update | None,
+    optimizer: str | Optimizer,
+    server_optimizer: str | Optimizer | None,
+) -> tuple[Optimizer, Optimizer, Scheme, Local | None, Update]:
+    """The parts by name or as objects, each what it should be; an update may bring its own local step with it."""
+    chosen: Scheme = build("scheme", SCHEMES, scheme, ("wave_order", "carry", "open"))
+    rule: Local | None = build("local", LOCALS, local, ("pull", "max_norm", "norm"))
+    updating: Update = FedAvg() if update is None else build("update", UPDATES, update, ("__call__",))
+    client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer, OPTIMIZER)
+    server_side: Optimizer = build("server_optimizer", OPTIMIZERS, server_optimizer, OPTIMIZER) or client_side
+    bring = getattr(updating, "optimizer", lambda given: given)
+    return bring(client_side), bring(server_side), chosen, rule, updating
+
+
+def _check(
+    rounds: int,
+    evaluate_every: int,
+    seed: int,
+    target: float | None,
+    test: Any,
+    noise: float,
+    kept_memory: float | None,
+    protocol: str,
+) -> None:
+    """The plain numbers."""
+    whole = "a whole number, at least 1"
+    expect(is_whole(rounds) and rounds >= 1, "rounds", rounds, whole)
+    expect(is_whole(evaluate_every) and evaluate_every >= 1, "evaluate_every", evaluate_every, whole)
+    expect(is_whole(seed), "seed", seed, "a whole number")
+    expect(target is None or (is_number(target) and 0 < target <= 1), "target", target, "an accuracy in (0, 1]")
+    expect(target is None or test is not None, "target", target, "a test set to reach it on")
+    expect(is_number(noise) and noise >= 0, "noise", noise, "a finite number, at least 0")
+    limit = kept_memory is None or (is_number(kept_memory) and kept_memory >= 0)
+    expect(limit, "kept_memory", kept_memory, "megabytes, at least 0, or None")
+    if protocol not in PROTOCOLS:
+        raise unknown("protocol", protocol, PROTOCOLS)
 
 
 def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -199,14 +273,23 @@ def train(*arguments: Any, **named: Any) -> Result:
 
     model           an nn.Sequential of blocks, or a module with `blocks`; every block is put in training mode
     clients         a list of (x, y) tensors, or of map-style datasets: what each client holds
-    test            (x, y) or a dataset; a list with one per client is pooled; None: no evaluation
+    test            (x, y) or a dataset for the global model; a list with one per client: each client's own model on
+                    its own, pooled, with the series `sampled`, `ever` and `all`; None: no evaluation
     cut             the client's last block, or (lo, hi): redrawn every round
-    scheme          "fedavg", "sflv1", "sflv2", "smofi", or an object such as SMoFi(alpha=-0.1)
-    update          None (plain averaging) or FedAvgM(beta=0.3)
+    scheme          "fedavg", "sflv1", "sflv2", "smofi", "mergesfl", "psl", "sglr", "ssl", "cyclepsl", "cyclesfl",
+                    "cyclesglr", "cyclessl", or an object such as SMoFi(alpha=-0.1)
+    local           None, FedProx(mu=0.01) or FedNAR(max_norm=10, norm="joint")
+    update          None (plain averaging), FedAvgM(beta=0.3), SlowMo(lr=1.0, beta=0.6) or FedNAG()
     optimizer       SGD, NAG, Adam or AdamW; `server_optimizer` the same unless given
     rounds, participation, batch_size, local_epochs, local_steps
                     participation: a rate (float) or a number of clients (int); local_steps overrides local_epochs
-    last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch"
+    protocol        "smofi": epochs, optimizer memory empty at the start of every round; "cyclesl": one batch (or
+                    local_steps) per client and round, memory and the place in the data kept between rounds
+    last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch" (None: skipped, but with
+                    local_steps one batch of all its samples)
+    noise           Gaussian noise on the smashed data, its norm relative to theirs
+    devices         one Device(seconds, kbps) per client, for schemes that regulate batch sizes
+    kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
     target          stop once the test accuracy is at least this
     seed, shuffle, device, loss, evaluate_every
 
@@ -221,90 +304,9 @@ def train(*arguments: Any, **named: Any) -> Result:
     """
     run = rounds(*arguments, **named)
     history = list(run)
-    return Result(run.model, history)
+    return Result(run.model, history, run.clients)
 
 
 def _later(field: str, value: object, works: object, what: str) -> None:
     if value != works:
         raise ContractError(f"{field} = {value!r}: this release does not have {what} yet; expected {works!r}")
-
-
-def _selected(participation: float | int, clients: int) -> int:
-    """How many clients a round selects: a number as it is, a rate as max(1, ceil(rate*n))."""
-    if is_whole(participation):
-        expect(
-            1 <= participation <= clients,
-            "participation",
-            participation,
-            f"from 1 to {clients} clients, or a rate in (0, 1.0]",
-        )
-        return int(participation)
-    rate = is_number(participation) and 0 < participation <= 1
-    expect(rate, "participation", participation, "a rate in (0, 1.0], or a whole number of clients")
-    return max(1, math.ceil(participation * clients - 1e-9))
-
-
-def _device(given: str | torch.device) -> torch.device:
-    try:
-        torch.empty(1, device=torch.device(given)).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
-    return torch.device(given)
-
-
-def _sources(given: Any, like: Vectors, name: str) -> list[Source]:
-    wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | torch.utils.data.DataLoader)
-    if wrong or not isinstance(given, Iterable):
-        raise ContractError(f"{name} = {type(given).__name__}: expected a list with one (x, y) or dataset per client")
-    items = list(given)
-    expect(len(items) > 0, name, [], "at least one")
-    return [source(item, like.w.dtype, f"{name}[{j}]") for j, item in enumerate(items)]
-
-
-def _tests(test: Any, like: Vectors) -> list[Source]:
-    if test is None:
-        return []
-    pair = isinstance(test, list) and len(test) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in test)
-    several = isinstance(test, list) and not pair
-    tests = _sources(test, like, "test") if several else [source(test, like.w.dtype, "test")]
-    expect(sum(len(t) for t in tests) > 0, "test", "no rows", "at least one row")
-    return tests
-
-
-def _probe(
-    model: nn.Module, cuts: tuple[int, int], feed: Feed, trains: Sequence[Source], tests: Sequence[Source], loss: Loss
-) -> list[int]:
-    """A row or two of each kind through model and loss, for a clear word where they do not fit; MACs of each block."""
-    filled = [s for s in trains if len(s)]
-    expect(len(filled) > 0, "clients", [0] * len(trains), "at least one client with samples")
-    device = device_of(blocks_of(model))
-    smallest = min((feed.smallest(len(s)) for s in filled), default=2)
-    categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    classes: int | None = None
-    seen: dict[object, list[int]] = {}
-    for s in (*filled, *(t for t in tests if len(t))):
-        if isinstance(s, Items) and seen:
-            continue  # looked at row by row, when they are taken
-        x, y = s.take(np.zeros(2, dtype=np.int64), device)
-        kind = (x.shape, x.dtype, y.shape, y.dtype)
-        if kind in seen:
-            continue
-        try:
-            out = probe(model, x, *cuts)
-            if categorical and out.ndim == 2:
-                s.expect_classes(out.shape[1])
-                check_labels(y, out.shape[1], s.name)
-            value = loss(out, y)
-            seen[kind] = block_macs(model, x[:smallest])
-        except ContractError:
-            raise
-        except Exception as error:  # whatever a model or loss of the user's may raise
-            shapes = f"inputs of shape {tuple(x.shape[1:])} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
-            raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}") from error
-        good = isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
-        expect(good, "loss", value, "a function of (outputs, labels) that gives one number, the mean over the batch")
-        classes = out.shape[1] if categorical and out.ndim == 2 else None
-    if classes is not None:
-        for s in (*trains, *tests):
-            s.expect_classes(classes)
-    return next(iter(seen.values()))

@@ -27,7 +27,7 @@ class Session:
     def __init__(self, server, clients):
         self.server, self.rows = server, server.surrogates(len(clients))
         self.row = {j: r for r, j in enumerate(clients)}
-        self.memory, self.loss = server.memory(self.rows), {}
+        self.memory, self.loss = server.memory(server.slots(len(clients))), {}
 
     def step(self, wave, smashed):
         replies = []

@@ -9,7 +9,7 @@ import pytest
 
 from cutlayer import journal
 from cutlayer.errors import StoreError
-from cutlayer.round import Round
+from cutlayer.records import Round
 
 BLANK = Round(**{f.name: 0 for f in fields(Round)} | {"clients": (1, 2), "sim_seconds": None, "accuracy": 0.5})
 

@@ -1,4 +1,4 @@
-"""Partitions: every row once, the promised minimum, the promised skew."""
+"""Partitions: every row once, the promised minimum, the promised skew, the natural owners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlayer.data.partition import IID, Dirichlet
+from cutlayer.data.partition import IID, Dirichlet, Natural, holdout
 from cutlayer.errors import ContractError
 
 labels = st.lists(st.integers(0, 4), min_size=40, max_size=120).map(lambda ys: np.asarray(ys, dtype=np.int64))
@@ -77,3 +77,88 @@ def test_the_impossible_is_refused() -> None:
         Dirichlet(0)
     with pytest.raises(ContractError, match="clients = 0"):
         IID()(y, 0, np.random.default_rng(0))
+    with pytest.raises(ContractError, match="clients = None: expected a whole number"):
+        IID()(y, None, np.random.default_rng(0))
+    with pytest.raises(ContractError, match="clients = None: expected a whole number"):
+        Dirichlet(0.2)(y, None, np.random.default_rng(0))
+
+
+def test_owners_change_nothing_where_they_are_not_asked_for() -> None:
+    y = np.arange(500) % 10
+    for partition in (IID(), Dirichlet(0.2)):
+        without = partition(y, 10, np.random.default_rng(3))
+        given_them = partition(y, 10, np.random.default_rng(3), np.arange(500) % 7)
+        assert all(np.array_equal(a, b) for a, b in zip(without, given_them, strict=True))
+
+
+SIZES = [5, 40, 31, 32, 1, 60, 33]  # rows of owner 0, 1, ..
+OWNERS = np.random.default_rng(0).permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+ROWS = np.zeros(len(OWNERS), dtype=np.int64)
+
+
+def who(parts: list[np.ndarray]) -> list[int]:
+    """The owner of each part, which holds all of that owner's rows in order."""
+    found = [int(OWNERS[part[0]]) for part in parts]
+    assert all(np.array_equal(part, np.flatnonzero(j == OWNERS)) for j, part in zip(found, parts, strict=True))
+    return found
+
+
+@pytest.mark.parametrize(("min_size", "expected"), [(32, [1, 3, 5, 6]), (1, [0, 1, 2, 3, 4, 5, 6]), (60, [5])])
+def test_every_owner_with_enough_rows_is_a_client(min_size: int, expected: list[int]) -> None:
+    assert who(Natural(min_size)(ROWS, None, np.random.default_rng(0), OWNERS)) == expected
+    assert who(Natural(min_size)(ROWS, len(expected), np.random.default_rng(0), OWNERS)) == expected
+
+
+def test_owners_without_a_row_left_are_no_clients() -> None:
+    kept = np.flatnonzero(OWNERS != 3)
+    parts = Natural()(ROWS[kept], None, np.random.default_rng(0), OWNERS[kept])
+    assert [set(OWNERS[kept][part].tolist()) for part in parts] == [{1}, {5}, {6}]
+
+
+def test_owners_are_drawn_at_random_and_the_same_at_the_same_generator() -> None:
+    draws = [who(Natural()(ROWS, 2, np.random.default_rng(seed), OWNERS)) for seed in range(50)]
+    assert draws == [who(Natural()(ROWS, 2, np.random.default_rng(seed), OWNERS)) for seed in range(50)]
+    assert all(draw == sorted(draw) for draw in draws)
+    assert {tuple(draw) for draw in draws} == {(1, 3), (1, 5), (1, 6), (3, 5), (3, 6), (5, 6)}
+
+
+def test_natural_refuses_what_it_cannot_do() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ContractError, match="natural needs data that come with owners, such as femnist"):
+        Natural()(ROWS, 2, rng)
+    with pytest.raises(ContractError, match="clients = 5: expected at most 4, the owners with at least 32 rows"):
+        Natural()(ROWS, 5, rng, OWNERS)
+    with pytest.raises(ContractError, match="clients = 0: expected a whole number"):
+        Natural()(ROWS, 0, rng, OWNERS)
+    with pytest.raises(ContractError, match="min_size = 61: expected a number of rows that some owner has"):
+        Natural(61)(ROWS, None, rng, OWNERS)
+    with pytest.raises(ContractError, match="number of owners = 201: expected one for each of 202 rows"):
+        Natural()(ROWS, None, rng, OWNERS[1:])
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ContractError, match="min_size = "):
+            Natural(wrong)
+
+
+@given(st.integers(0, 200), st.floats(0.001, 0.999), st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_a_holdout_splits_every_row_once(n: int, share: float, seed: int) -> None:
+    rows = 3 * np.arange(n)
+    train, test = holdout(rows, share, np.random.default_rng(seed))
+    assert sorted([*train, *test]) == rows.tolist()
+    assert np.all(np.diff(train) > 0) and np.all(np.diff(test) > 0)
+    assert n < 2 or (len(test) >= 1 and len(train) >= 1)
+
+
+@pytest.mark.parametrize(
+    ("n", "share", "test"), [(0, 0.5, 0), (1, 0.9, 0), (2, 0.1, 1), (39, 0.1, 3), (40, 0.1, 4), (100, 0.29, 29)]
+)
+def test_the_size_of_a_holdout(n: int, share: float, test: int) -> None:
+    first, second = (holdout(np.arange(n), share, np.random.default_rng(1)) for _ in range(2))
+    assert len(first[1]) == test
+    assert np.array_equal(first[1], second[1])
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
+def test_a_holdout_is_a_part(share: float) -> None:
+    with pytest.raises(ContractError, match="share = "):
+        holdout(np.arange(10), share, np.random.default_rng(0))

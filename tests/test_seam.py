@@ -35,7 +35,7 @@ class CycledRound:
     def __init__(self, server: Server, batch: int) -> None:
         self.server, self.batch = server, batch
         self.rows = server.surrogates(1)
-        self.memory = server.memory(self.rows)
+        self.memory = server.memory(["server"])
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from cutlayer import compare
 from cutlayer.experiment import Experiment
-from cutlayer.round import Round
+from cutlayer.records import Round
 
 FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between them
 console = Console(highlight=False)

@@ -104,7 +104,7 @@ def _train(experiment: Experiment, quiet: bool) -> int:
 
 def _headline(config: Config) -> str:
     parts = [f"{key} {_words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
-    return f"{config.task}: {config.clients} clients, {config.rounds} rounds; " + "; ".join(parts)
+    return f"{config.task}: {config.clients or 'all'} clients, {config.rounds} rounds; " + "; ".join(parts)
 
 
 def _words(spec: dict[str, Any]) -> str:

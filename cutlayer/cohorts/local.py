@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from cutlayer.client import Client, Seat
 from cutlayer.flat import Half, Rows
-from cutlayer.messages import CutGrad, Plan, Report, Smashed
+from cutlayer.messages import CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.optim import Memory
 from cutlayer.waves import Wave
 
@@ -27,17 +27,22 @@ class LocalCohort:
             self._rows = Rows(self.front(cut), n)
             self._memory = Memory(plans[0].optimizer, self._rows.w)
             self._cut = cut
-        self._rows.fill(plans[0].start, n)
-        self._memory.reset()
         for index, plan in enumerate(plans):
             self.clients[plan.address.client].open(plan, Seat(self._rows, self._memory, index))
 
     def gather(self, wave: Wave) -> list[Smashed]:
         return [self.clients[j].forward() for j in wave.clients]
 
-    def scatter(self, replies: Sequence[CutGrad]) -> None:
-        for reply in replies:
-            self.clients[reply.address.client].backward(reply)
+    def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
+        answers = [self.clients[reply.address.client].backward(reply) for reply in replies]
+        return [answer for answer in answers if answer is not None]
+
+    def momenta(self, clients: Sequence[int]) -> list[Momentum]:
+        return [self.clients[j].momentum() for j in clients]
+
+    def adopt(self, fused: Sequence[Momentum]) -> None:
+        for momentum in fused:
+            self.clients[momentum.address.client].adopt(momentum)
 
     def close(self, clients: Sequence[int]) -> list[Report]:
         return [self.clients[j].close() for j in clients]

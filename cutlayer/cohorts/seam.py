@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cutlayer.messages import CutGrad, Plan, Report, Smashed
+from cutlayer.messages import CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.waves import Wave
 
 
@@ -13,13 +13,19 @@ class Cohort(Protocol):
     """Executes waves. What does not arrive in time is left out; the round goes on without it."""
 
     def open(self, plans: Sequence[Plan]) -> None:
-        """Begin a round with these clients."""
+        """Begin a round with these clients, or (where the front is relayed) one client's turn in it."""
 
     def gather(self, wave: Wave) -> Sequence[Smashed]:
         """One step forward of each client of the wave."""
 
-    def scatter(self, replies: Sequence[CutGrad]) -> None:
-        """The gradients at the cut, back to their clients."""
+    def scatter(self, replies: Sequence[CutGrad]) -> Sequence[Square]:
+        """The gradients at the cut, back to their clients; the answers, where the plan's local rule asks for some."""
+
+    def momenta(self, clients: Sequence[int]) -> Sequence[Momentum]:
+        """The optimizer's moments of these clients, after a step."""
+
+    def adopt(self, fused: Sequence[Momentum]) -> None:
+        """Moments for clients to go on with."""
 
     def close(self, clients: Sequence[int]) -> Sequence[Report]:
         """The trained fronts of these clients."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cutlayer.data.partition import IID, Dirichlet
+from cutlayer.data.partition import IID, Dirichlet, Natural
 from cutlayer.table import Part
 
 PARTITIONS: dict[str, Part] = {
     "iid": Part(IID, "a random split into equal parts", "-"),
     "dirichlet": Part(Dirichlet, "label skew: each class spread by Dir(gamma)", "Li et al. (NIID-Bench), ICDE 2022"),
+    "natural": Part(Natural, "each client is one natural owner, such as a writer", "Caldas et al. (LEAF), 2018"),
 }

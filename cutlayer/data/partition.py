@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cutlayer.errors import ContractError, expect
+from cutlayer.errors import ContractError, expect, is_whole
 from cutlayer.feed import Indices
 
 Labels = NDArray[np.int64]
+Owners = NDArray[np.int64]
 DRAWS = 100
 
 
@@ -19,7 +20,9 @@ DRAWS = 100
 class IID:
     """A random split into equal parts (sizes differ by one at most)."""
 
-    def __call__(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None
+    ) -> list[Indices]:
         _enough(len(labels), clients, 1)
         return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
@@ -46,7 +49,9 @@ class Dirichlet:
             "a whole number, at least 0",
         )
 
-    def __call__(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
+    def __call__(
+        self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None
+    ) -> list[Indices]:
         _enough(len(labels), clients, self.min_size)
         for _ in range(DRAWS):
             parts = self._draw(labels, clients, rng)
@@ -73,6 +78,50 @@ class Dirichlet:
                 held[client].append(part)
                 sizes[client] += len(part)
         return [np.concatenate(parts) for parts in held]
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Each client is one natural owner (a writer, a role); those with fewer than `min_size` rows are left out.
+
+    `clients` of them are drawn at random and kept in the owners' order; None: all.
+    """
+
+    min_size: int = 32
+
+    def __post_init__(self) -> None:
+        whole = is_whole(self.min_size) and self.min_size >= 1
+        expect(whole, "min_size", self.min_size, "a whole number, at least 1")
+
+    def __call__(
+        self, labels: Labels, clients: int | None, rng: np.random.Generator, owners: Owners | None = None
+    ) -> list[Indices]:
+        if owners is None:
+            raise ContractError("partition natural needs data that come with owners, such as femnist")
+        expect(len(owners) == len(labels), "number of owners", len(owners), f"one for each of {len(labels)} rows")
+        held = [part for part in _by_owner(owners) if len(part) >= self.min_size]
+        expect(len(held) > 0, "min_size", self.min_size, "a number of rows that some owner has")
+        if clients is None:
+            return held
+        expect(is_whole(clients) and clients >= 1, "clients", clients, "a whole number, at least 1, or None for all")
+        enough = f"at most {len(held)}, the owners with at least {self.min_size} rows"
+        expect(clients <= len(held), "clients", clients, enough)
+        return [held[i] for i in np.sort(rng.choice(len(held), clients, replace=False))]
+
+
+def holdout(rows: Indices, share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """One client's rows, split at random into (train, test): `share` of them for the test, one at least of two."""
+    expect(0 < share < 1, "share", share, "a number between 0 and 1")
+    n = len(rows)
+    test = min(max(math.floor(share * n + 1e-9), 1), n - 1) if n >= 2 else 0
+    shuffled = rng.permutation(rows)
+    return np.sort(shuffled[test:]), np.sort(shuffled[:test])
+
+
+def _by_owner(owners: Owners) -> list[Indices]:
+    """The rows of each owner, both in order."""
+    _, sizes = np.unique(owners, return_counts=True)
+    return np.split(np.argsort(owners, kind="stable"), np.cumsum(sizes)[:-1])
 
 
 def _enough(rows: int, clients: int, min_size: int) -> None:

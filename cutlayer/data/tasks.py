@@ -1,7 +1,8 @@
 """Data sets by name, in memory: inputs in [0, 1] or standardised, labels from 0.
 
 `digits` ships with scikit-learn. The others are read from a data folder that holds `NAME/train.parquet` and
-`NAME/test.parquet` in the public hub's schema (an image column of encoded bytes, a label column).
+`NAME/test.parquet` in the public hub's schema (an image column of encoded bytes, a label column). `femnist` has
+no test file; its rows come with owners, the writers.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.data.partition import Labels
+from cutlayer.data.partition import Labels, Owners
 from cutlayer.errors import ContractError, StoreError, expect, unknown
 from cutlayer.rng import EVERYBODY, rng
 
@@ -25,13 +27,14 @@ FOLDER_VARIABLE = "CUTLAYER_DATA"
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task's rows."""
+    """A task's rows; `owners`: who of 0..k-1 each training row belongs to, if the data come with natural clients."""
 
     x: Tensor
     y: Tensor
     x_test: Tensor
     y_test: Tensor
     classes: int
+    owners: Owners | None = None
 
     @property
     def labels(self) -> Labels:
@@ -48,6 +51,7 @@ class Task:
     model: str
     cut: int
     shipped: bool = False
+    splits: tuple[str, ...] = ("train", "test")
 
 
 def digits(folder: Path | None = None) -> Dataset:
@@ -74,28 +78,59 @@ def _parquet(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Call
     return load
 
 
+def femnist(folder: Path | None) -> Dataset:
+    """Handwritten characters with their writers as owners, in [0, 1] as LEAF keeps them; no test rows."""
+    path = _folder("femnist", folder) / "train.parquet"
+    owners = read_owners(path, "writer_id")
+    pixels, y = read_images(path)
+    low, high = int(y.min()), int(y.max())
+    expect(low >= 0 and high < 62, f"{path}: labels", f"{low}..{high}", "0..61")
+    x = pixels.float() / 255
+    return Dataset(x, y, x[:0], y[:0], 62, owners)
+
+
+def read_owners(path: Path, column: str) -> Owners:
+    """The owner of every row of a Parquet file: the names in a column, numbered in sorted order."""
+    table = _table(path)
+    if column not in table.column_names:
+        raise ContractError(f"{path}: columns {table.column_names}, expected an owner column {column!r}")
+    names = table.column(column)
+    expect(names.null_count == 0, f"{path}: rows without {column}", names.null_count, "none")
+    return np.unique(names.to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+
 def read_images(path: Path) -> tuple[Tensor, Tensor]:
     """The images of a Parquet file as uint8 [n, channels, height, width], and their labels."""
-    import pyarrow.parquet
     from PIL import Image
 
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
+    table = _table(path)
     image = next((c for c in ("img", "image") if c in table.column_names), None)
-    label = next((c for c in ("label", "fine_label") if c in table.column_names), None)
+    label = next((c for c in ("label", "fine_label", "character") if c in table.column_names), None)
     if image is None or label is None:
         raise ContractError(f"{path}: columns {table.column_names}, expected an image and a label column")
+    labels = table.column(label)
+    whole = str(labels.type).startswith(("int", "uint")) and labels.null_count == 0
+    expect(whole, f"{path}: column {label}", str(labels.type), "a whole number in every row")
     pixels = []
     for row, cell in enumerate(table.column(image).to_pylist()):
         try:
             pixels.append(np.asarray(Image.open(io.BytesIO(cell["bytes"]))))
-        except (OSError, TypeError, KeyError) as error:
+        except (OSError, SyntaxError, ValueError, TypeError, KeyError) as error:  # Pillow raises three of them
             raise ContractError(f"{path}, row {row}: not a readable image: {error}") from error
+    shapes = sorted({cell.shape for cell in pixels})
+    expect(len(shapes) == 1, f"{path}: image shapes", shapes, "rows of one shape")
     x = torch.from_numpy(np.stack(pixels))
     x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
-    return x, torch.from_numpy(table.column(label).to_numpy().astype(np.int64))
+    return x, torch.from_numpy(labels.to_numpy().astype(np.int64))
+
+
+def _table(path: Path) -> Any:
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
 
 
 def data_folder(folder: Path | None = None) -> Path | None:
@@ -108,7 +143,7 @@ def _folder(name: str, folder: Path | None) -> Path:
     root = data_folder(folder)
     if root is None:
         raise StoreError(f"task {name!r} needs a data folder: give --data-dir, or set {FOLDER_VARIABLE}")
-    for split in ("train", "test"):
+    for split in TASKS[name].splits:
         if not (root / name / f"{split}.parquet").is_file():
             raise StoreError(f"task {name!r}: no file {root / name / f'{split}.parquet'}; put the Parquet file there")
     return root / name
@@ -138,6 +173,14 @@ TASKS: dict[str, Task] = {
         "resnet",
         1,
     ),
+    "femnist": Task(
+        femnist,
+        "handwritten characters by writer, 28x28, 62 classes; no test rows",
+        "Caldas et al. (LEAF), 2018",
+        "leaf_cnn",
+        1,
+        splits=("train",),
+    ),
 }
 
 
@@ -149,5 +192,6 @@ def load_task(name: str, folder: Path | None, train_rows: int | None, seed: int)
     if train_rows is None:
         return data
     expect(1 <= train_rows <= len(data.y), "train_rows", train_rows, f"a whole number from 1 to {len(data.y)}")
-    rows = torch.from_numpy(np.sort(rng(seed, 0, EVERYBODY, "rows").permutation(len(data.y))[:train_rows]))
-    return Dataset(data.x[rows], data.y[rows], data.x_test, data.y_test, data.classes)
+    rows = np.sort(rng(seed, 0, EVERYBODY, "rows").permutation(len(data.y))[:train_rows])
+    owners = None if data.owners is None else data.owners[rows]
+    return replace(data, x=data.x[rows], y=data.y[rows], owners=owners)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cutlayer import compare, config, journal, store
 from cutlayer.errors import StoreError
-from cutlayer.round import Round
+from cutlayer.records import Round
 
 SHARE = 0.9  # of the baseline's best accuracy: the target
 

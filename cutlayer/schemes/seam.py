@@ -1,29 +1,38 @@
-"""The seam every scheme is written against: what it may use, and the three calls it answers.
+"""The seam every scheme is written against: the three calls it answers, and what it hands back.
 
 A scheme is a frozen dataclass of hyper-parameters. `open` gives the state of one round; `step` turns the smashed
 data of a wave into gradients at the cut; `close` hands back the server halves and what is kept for later rounds.
-It does not know where clients live, samples nothing, logs nothing.
+It does not know where clients live, samples nothing, logs nothing. What it computes with is the `Server`.
+
+A scheme may say more of itself, and is asked for it only where it does:
+
+    pairs            True: every server gradient belongs to one client (FedNAR's joint norm needs that)
+    shares_memory    True: each client has a server optimizer to the end of the round, so its memory can be averaged
+    persists         True: the server's optimizer memory lives on, whatever the protocol
+    fuse_clients     True: `Session.fuse` gets the clients' own momenta after every step
+    Regulates        a scheme that sets the clients' batch sizes, and may choose who takes part
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from cutlayer.flat import Half, Rows, Vectors
-from cutlayer.messages import CutGrad, Smashed
-from cutlayer.optim import Memory, Optimizer
-from cutlayer.rng import EVERYBODY, rng, seed_forward
+from cutlayer.flat import Vectors
+from cutlayer.messages import CutGrad, Momentum, Smashed
+from cutlayer.schemes.server import Server
 from cutlayer.waves import Order, Wave
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Kept = dict[str, Tensor]
+Kept = Mapping[str, Tensor]
 Carry = Literal["sync", "keep", "relay"]
+Histogram = Callable[[int], NDArray[np.float64]]
+
+__all__ = ["Carry", "Closed", "Fuses", "Histogram", "Kept", "Regulates", "Scheme", "Server", "Session"]
 
 
 class Scheme(Protocol):
@@ -53,48 +62,32 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Closed:
-    """A server half for each client, or one for all; and what the next round is opened with."""
+    """A server half for each client, or one for all; what the next round is opened with; what fronts weigh."""
 
     halves: Mapping[int, Vectors] | Vectors
     kept: Kept = field(default_factory=dict)
+    weights: Mapping[int, float] | None = None  # of the client halves in their mean; None: |D_j|
 
 
-class Server:
-    """What a scheme computes with. Its buffers are allocated once and used again every round."""
+@runtime_checkable
+class Fuses(Protocol):
+    """A session that fuses the clients' own momenta."""
 
-    def __init__(self, half: Half, optimizer: Optimizer, loss: Loss, seed: int, shuffle: bool) -> None:
-        self.half, self.optimizer, self.loss, self.seed, self.shuffle = half, optimizer, loss, seed, shuffle
-        self._rows: Rows | None = None
-        self._memory: Memory | None = None
+    def fuse(self, momenta: Sequence[Momentum]) -> list[Momentum]:
+        """What each of them goes on with."""
 
-    def begin(self, round: int, start: Vectors, eta: float, samples: Mapping[int, int]) -> None:
-        """A new round: W_s, the learning rate, and |D_j| of each client."""
-        self.round, self.start, self.eta, self.samples = round, start, eta, samples
 
-    def surrogates(self, n: int) -> Rows:
-        """n copies of W_s (there may be more rows behind them, unused)."""
-        if self._rows is None or len(self._rows) < n:
-            self._rows = Rows(self.half, n)
-        self._rows.fill(self.start, n)
-        return self._rows
+@runtime_checkable
+class Regulates(Protocol):
+    """A scheme that sets batch sizes and chooses clients."""
 
-    def memory(self, rows: Rows) -> Memory:
-        """Empty optimizer memory for those rows."""
-        if self._memory is None or len(self._memory.t) < len(rows):
-            self._memory = Memory(self.optimizer, rows.w)
-        self._memory.reset()
-        return self._memory
+    def batches(self, B: int, sizes: Mapping[int, int], cost: Mapping[int, float]) -> dict[int, int]:
+        """d_j of each client, from |D_j| and u_j, its seconds per sample."""
 
-    def backward(self, rows: Rows, row: int, s: Smashed) -> CutGrad:
-        """Server forward and backward on one client's batch: g_j into rows.g, dL/dA_j out, with the current W_s,j."""
-        seed_forward(self.seed, s.address.round, s.address.client, s.address.step, "server")
-        with torch.enable_grad():
-            a = s.a.detach().to(self.half.device).requires_grad_()
-            loss = self.loss(rows.forward(row, a.clone()), s.y)  # a clone: the first block may work in place
-        rows.backward(row, loss)
-        self.optimizer.regularise(rows.g[row], rows.w[row])
-        return CutGrad(s.address, torch.zeros_like(a) if a.grad is None else a.grad, loss.detach())
+    def choose(
+        self, pool: Sequence[int], m: int, d: Mapping[int, int], turns: Mapping[int, int], histogram: Histogram
+    ) -> list[int] | None:
+        """m of the pool, or None: whoever was drawn. `turns`: the rounds each has taken part in."""
 
-    def rng(self, use: str) -> np.random.Generator:
-        """Randomness of this round for a scheme that needs some."""
-        return rng(self.seed, self.round, EVERYBODY, use)
+    def rate(self, eta: float, d: int, B: int) -> float:
+        """The learning rate of a client with batch size d."""

@@ -1,6 +1,8 @@
-"""One server half for all, trained on one client's batch after another (SFLV2, Thapa et al. 2022; docs/algorithms.md).
+"""One server half for all, trained on one client's batch after another (docs/algorithms.md).
 
-A client that is lost mid-round leaves the steps it took in the server half; its front is not averaged.
+SFLV2 (Thapa et al. 2022) averages the fronts at the end of the round. Sequential split learning (SSL, Gupta and
+Raskar 2018; Vepakomma et al. 2018) passes one front on from client to client.
+A client that is lost mid-round leaves the steps it took in the server half; its front is not averaged or passed on.
 """
 
 from __future__ import annotations
@@ -9,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-
 from cutlayer.errors import expect
 from cutlayer.messages import CutGrad, Smashed
 from cutlayer.optim import step
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
+
+Reset = Literal["auto", "step", "client", "round", "never"]
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,19 @@ class SFLV2:
     """SplitFed version 2: a single server model, clients in a new random turn every round.
 
     `order` "client": a client takes all its steps, then the next; "step": at each step, one client after another.
-    `reset`: when the server optimizer's memory is emptied; the papers and the reference code do it every step.
+    `reset`: when the server optimizer's memory is emptied; the SMoFi paper and the reference code do it every step,
+    CycleSL never does. "auto": as the protocol's paper does.
     """
 
     order: Literal["client", "step"] = "client"
-    reset: Literal["step", "client", "round", "never"] = "step"
+    reset: Reset = "auto"
     carry: ClassVar[Carry] = "sync"
+    pairs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        resets = ("step", "client", "round", "never")
+        resets = ("auto", "step", "client", "round", "never")
         expect(self.order in ("client", "step"), "order", self.order, "'client' or 'step'")
-        expect(self.reset in resets, "reset", self.reset, "'step', 'client', 'round' or 'never'")
+        expect(self.reset in resets, "reset", self.reset, "'auto', 'step', 'client', 'round' or 'never'")
 
     @property
     def wave_order(self) -> Order:
@@ -44,37 +48,43 @@ class SFLV2:
         return self.reset == "never"
 
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Shared:
-        return Shared(server, clients, self.reset, kept)
+        auto: Reset = "never" if server.persists else "step"
+        return Shared(server, clients, auto if self.reset == "auto" else self.reset)
+
+
+@dataclass(frozen=True)
+class SSL:
+    """Sequential split learning: one front and one server model, from client to client."""
+
+    wave_order: ClassVar[Order] = "one_by_one"
+    carry: ClassVar[Carry] = "relay"
+    pairs: ClassVar[bool] = True
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Shared:
+        return Shared(server, clients, "never" if server.persists else "round")
 
 
 class Shared:
-    """One round of SFLV2."""
+    """One round with one server half."""
 
-    def __init__(self, server: Server, clients: Sequence[int], reset: str, kept: Kept) -> None:
+    def __init__(self, server: Server, clients: Sequence[int], reset: Reset) -> None:
         self.server, self.reset = server, reset
         self.rows = server.surrogates(1)
-        self.memory = server.memory(self.rows)
-        if reset == "never" and kept:
-            for i, moment in enumerate(self.memory.moments):
-                moment[0] = kept[f"moment{i}"]
-            self.memory.t[0] = int(kept["t"])
-        turn = server.rng("turn").permutation(len(clients)) if server.shuffle else range(len(clients))
-        self.turn = {clients[int(place)]: rank for rank, place in enumerate(turn)}
+        self.memory = server.memory(["server"], persists=reset == "never")
+        self.rank = {clients[place]: rank for rank, place in enumerate(server.turn(len(clients)))}
         self.previous: int | None = None
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
         replies = []
-        for s in sorted(smashed, key=lambda s: self.turn[s.address.client]):
+        for s in sorted(smashed, key=lambda s: self.rank[s.address.client]):
             if self.reset == "step" or (self.reset == "client" and s.address.client != self.previous):
                 self.memory.reset(0)
             self.previous = s.address.client
             replies.append(server.backward(rows, 0, s))
-            step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
+            if server.agreed(replies[-1:]):
+                step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
         return replies
 
     def close(self) -> Closed:
-        if self.reset != "never":
-            return Closed(self.rows.row(0))
-        kept = {f"moment{i}": moment[0].clone() for i, moment in enumerate(self.memory.moments)}
-        return Closed(self.rows.row(0), {**kept, "t": torch.tensor(self.memory.t[0])})
+        return Closed(self.rows.row(0))

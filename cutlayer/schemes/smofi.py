@@ -14,34 +14,45 @@ before the last fusion and its gradient row, which becomes its history row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from cutlayer.fusion import Staleness
-from cutlayer.messages import CutGrad, Smashed
+from cutlayer.errors import expect
+from cutlayer.fusion import Fusion, Staleness
+from cutlayer.messages import CutGrad, Momentum, Smashed
+from cutlayer.optim import Moments
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
 
 
 @dataclass(frozen=True)
 class SMoFi:
-    """Step-wise momentum fusion. The paper's method adds `update=FedAvgM(beta_g)`. Flags: see `Staleness`."""
+    """Step-wise momentum fusion. The paper's method adds `update=FedAvgM(beta_g)`. Flags: see `Staleness`.
+
+    Two options are ours and not the paper's. `adaptive`: see `Staleness`. `fuse_clients`: the clients' own momenta are
+    fused at every step as well, by the same average; each then sends its momentum and gets the fused one back, which
+    a simulator does not feel and a deployment pays for with twice the front's size a step.
+    """
 
     alpha: float = -0.1
     stale_offset: int = 1
     hist_norm: Literal["count", "weights"] = "count"
     rebias_history: bool = False
+    adaptive: bool = False
+    fuse_clients: bool = False
     wave_order: ClassVar[Order] = "together"
     carry: ClassVar[Carry] = "sync"
+    pairs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.staleness()
+        expect(isinstance(self.fuse_clients, bool), "fuse_clients", self.fuse_clients, "true or false")
 
     def staleness(self) -> Staleness:
-        return Staleness(self.alpha, self.stale_offset, self.hist_norm, self.rebias_history)
+        return Staleness(self.alpha, self.stale_offset, self.hist_norm, self.rebias_history, self.adaptive)
 
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Fused:
         return Fused(server, clients, self.staleness())
@@ -54,40 +65,47 @@ class Fused:
         self.server, self.staleness = server, staleness
         self.row = {j: r for r, j in enumerate(clients)}
         self.rows = server.surrogates(len(clients))  # line 1: Ws_j <- Ws
-        zero = torch.zeros_like(server.start.w)
-        self.m_bar = [zero.clone() for _ in server.optimizer.betas]  # line 1: m_bar <- 0
-        self.before = [zero.clone() for _ in server.optimizer.betas]  # m_bar before the last fusion
-        self.m_j = [zero.clone() for _ in server.optimizer.betas]  # scratch
+        self.memory = server.memory(["fused"])  # line 1: m_bar <- 0, unless the protocol carries it on
+        self.m_bar = [m[0].clone() for m in self.memory.moments]
+        self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion
+        self.m_j = [torch.zeros_like(m) for m in self.m_bar]  # scratch
+        self.t = self.memory.t[0]  # steps before this round
+        self.clients = Fusion(staleness, server.optimizer)
         self.history: dict[int, list[Tensor]] = {}  # line 1: H <- {}
         self.last: dict[int, int] = {}  # k_j
         self.k = 0
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows, optimizer = self.server, self.rows, self.server.optimizer
-        A = [s.address.client for s in smashed]
-        if not A:
+        if not smashed:
             return []
-        self._record(A)
+        self._record([s.address.client for s in smashed])
+        replies = [server.backward(rows, self.row[s.address.client], s) for s in smashed]  # lines 6, 7 and 10
+        A = [reply.address.client for reply in server.agreed(replies)]
+        if not A:
+            return replies
         # The next m_bar grows in the buffer of the one before: first beta*|A|*m_bar, then each fresh gradient.
         total = self.before
         for new, old, beta in zip(total, self.m_bar, optimizer.betas, strict=True):
             torch.mul(old, beta * len(A), out=new)
-        replies = []
-        for j, s in zip(A, smashed, strict=True):  # line 4
-            r = self.row[j]
-            w_j, g_j = rows.w[r], rows.g[r]
-            replies.append(server.backward(rows, r, s))  # lines 6, 7 and 10
+        for j in A:  # line 4
+            w_j, g_j = rows.w[self.row[j]], rows.g[self.row[j]]
             for m, old, beta in zip(self.m_j, self.m_bar, optimizer.betas, strict=True):
                 torch.mul(old, beta, out=m)
             optimizer.absorb(self.m_j, g_j)  # line 8, Eq. 4
-            optimizer.apply(w_j, g_j, self.m_j, server.eta, self.k + 1)  # line 9, Eq. 3
+            optimizer.apply(w_j, g_j, self.m_j, server.eta, self.t + self.k + 1)  # line 9, Eq. 3
             optimizer.absorb(total, g_j)
             self.last[j] = self.k
         self._fuse(total, len(A))  # line 15
         self.k += 1
         return replies
 
+    def fuse(self, momenta: Sequence[Momentum]) -> list[Momentum]:
+        m_bar = self.clients({momentum.address.client: momentum.m for momentum in momenta})
+        return [replace(momentum, m=tuple(m_bar)) for momentum in momenta]
+
     def close(self) -> Closed:
+        self.memory.put(0, Moments(tuple(self.m_bar), self.t + self.k))
         return Closed({j: self.rows.row(r) for j, r in self.row.items()})
 
     def _record(self, active: Sequence[int]) -> None:
@@ -102,7 +120,7 @@ class Fused:
     def _fuse(self, total: list[Tensor], active: int) -> None:
         """m_bar <- ( sum_A m_j + sum_H s_j m_j ) / m, Eq. 5 and 6."""
         k, corrected = self.k, self.server.optimizer.corrected
-        s = {j: self.staleness.weight(k, self.last[j]) for j in sorted(self.history)}
+        s = {j: self.staleness.faded(k, self.last[j], self.history[j], total) for j in sorted(self.history)}
         m = self.staleness.total(active, list(s.values()))
         for i, beta in enumerate(self.server.optimizer.betas):
             for j, s_j in s.items():

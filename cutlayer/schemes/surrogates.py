@@ -1,8 +1,11 @@
-"""Parallel surrogates: one copy of the server half per client (SFLV1, Thapa et al. 2022; docs/algorithms.md).
+"""Parallel surrogates: one copy of the server half per client (docs/algorithms.md).
 
 Ws_j   the surrogate of client j          p_j  |D_j| / sum |D_i| over those averaged
 every  how often the surrogates are replaced by their mean, their optimizers starting afresh
        "round": never inside a round, which is FedAvg (McMahan et al. 2017) whatever the cut
+
+SFLV1 (Thapa et al. 2022) averages the fronts too; PSL (Jeon and Kim 2020) leaves each client its own; SGLR
+(Pal et al. 2021) is PSL with one gradient at the cut for a share of the clients.
 """
 
 from __future__ import annotations
@@ -15,50 +18,99 @@ from cutlayer.errors import expect
 from cutlayer.flat import mean
 from cutlayer.messages import CutGrad, Smashed
 from cutlayer.optim import step
+from cutlayer.schemes.averaged import Averaged, check_share
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
+
+Owner = Literal["slot", "client"]
 
 
 @dataclass(frozen=True)
 class SFLV1:
-    """SplitFed version 1: surrogates in parallel, averaged every step, epoch or round."""
+    """SplitFed version 1: surrogates in parallel, averaged every step, epoch or round.
+
+    `memory`: where the server optimizer's memory outlives the round, it belongs to the "slot" (the i-th client of a
+    round, whoever it is; CycleSL's code) or to the "client".
+    """
 
     every: Literal["step", "epoch", "round"] = "epoch"
+    memory: Owner = "slot"
     carry: ClassVar[Carry] = "sync"
+    pairs: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expect(self.every in ("step", "epoch", "round"), "every", self.every, "'step', 'epoch' or 'round'")
+        _check_memory(self.memory)
 
     @property
     def wave_order(self) -> Order:
         return "by_epoch" if self.every == "epoch" else "together"
 
+    @property
+    def shares_memory(self) -> bool:
+        return self.every == "round"
+
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Surrogates:
-        return Surrogates(server, clients, self.every)
+        return Surrogates(server, clients, self.every, self.memory)
+
+
+@dataclass(frozen=True)
+class PSL:
+    """Parallel split learning: surrogates averaged once a round; every client keeps its own front."""
+
+    memory: Owner = "slot"
+    wave_order: ClassVar[Order] = "together"
+    carry: ClassVar[Carry] = "keep"
+    pairs: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_memory(self.memory)
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Surrogates:
+        return Surrogates(server, clients, "round", self.memory)
+
+
+@dataclass(frozen=True)
+class SGLR:
+    """PSL in which a share of the clients gets one averaged gradient at the cut, for every sample the same.
+
+    The other half of the name, a learning rate for each side, is `optimizer` and `server_optimizer`.
+    """
+
+    share: float = 0.5
+    memory: Owner = "slot"
+    wave_order: ClassVar[Order] = "together"
+    carry: ClassVar[Carry] = "keep"
+
+    def __post_init__(self) -> None:
+        check_share(self.share)
+        _check_memory(self.memory)
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Averaged:
+        return Averaged(Surrogates(server, clients, "round", self.memory), server, clients, self.share)
 
 
 class Surrogates:
-    """One round of SFLV1."""
+    """One round of them."""
 
-    def __init__(self, server: Server, clients: Sequence[int], every: str) -> None:
+    def __init__(self, server: Server, clients: Sequence[int], every: str, memory: Owner) -> None:
         self.server, self.every = server, every
         self.row = {j: r for r, j in enumerate(clients)}
         self.rows = server.surrogates(len(clients))
-        self.memory = server.memory(self.rows)
+        owners = server.slots(len(clients)) if memory == "slot" else [f"surrogate/{j}" for j in clients]
+        self.memory = server.memory(owners)
         self.lost: set[int] = set()
         self.epoch = 0
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
-        arrived = [s.address.client for s in smashed]
         if self.every == "epoch" and wave.epoch > self.epoch:  # the barrier between epochs
             self._average([j for j in self.row if j not in self.lost])
             self.epoch = wave.epoch
+        replies = [server.backward(rows, self.row[s.address.client], s) for s in smashed]
+        arrived = [reply.address.client for reply in server.agreed(replies)]
         self.lost |= set(wave.clients) - set(arrived)
-        replies = []
-        for s in smashed:
-            r = self.row[s.address.client]
-            replies.append(server.backward(rows, r, s))
+        for r in (self.row[j] for j in arrived):
             step(server.optimizer, self.memory, r, rows.w[r], rows.g[r], server.eta)
         if self.every == "step":
             self._average(arrived)  # over the clients active at this step
@@ -68,10 +120,15 @@ class Surrogates:
         return Closed({j: self.rows.row(r) for j, r in self.row.items()})
 
     def _average(self, clients: Sequence[int]) -> None:
-        """Ws <- sum_j p_j Ws_j, into every surrogate; the server's momentum starts again from zero."""
+        """Ws <- sum_j p_j Ws_j, into every surrogate; momentum that does not outlive the round starts from zero."""
         if not clients:
             return
         total = sum(self.server.samples[j] for j in clients)
         Ws = mean([self.rows.row(self.row[j]) for j in clients], [self.server.samples[j] / total for j in clients])
         self.rows.fill(Ws, len(self.row))
-        self.memory.reset()
+        if not self.server.persists:
+            self.memory.reset()
+
+
+def _check_memory(memory: str) -> None:
+    expect(memory in ("slot", "client"), "memory", memory, "'slot' or 'client'")

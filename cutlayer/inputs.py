@@ -1,0 +1,139 @@
+"""What a user hands to `train`, checked: data, devices, numbers. Every error names the field and what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cutlayer.cut import blocks_of, device_of, probe
+from cutlayer.data.source import Items, Source, check_labels, source
+from cutlayer.errors import ContractError, expect, is_number, is_whole
+from cutlayer.feed import Feed
+from cutlayer.macs import Shape, shape_of
+from cutlayer.rng import EVERYBODY
+from cutlayer.schemes.server import Loss
+
+CHUNK = 4096
+
+
+def selected(participation: float | int, clients: int) -> int:
+    """How many clients a round selects: a number as it is, a rate as max(1, ceil(rate*n))."""
+    if is_whole(participation):
+        expect(
+            1 <= participation <= clients,
+            "participation",
+            participation,
+            f"from 1 to {clients} clients, or a rate in (0, 1.0]",
+        )
+        return int(participation)
+    rate = is_number(participation) and 0 < participation <= 1
+    expect(rate, "participation", participation, "a rate in (0, 1.0], or a whole number of clients")
+    return max(1, math.ceil(participation * clients - 1e-9))
+
+
+def device(given: str | torch.device) -> torch.device:
+    """A torch device of this machine."""
+    try:
+        torch.empty(1, device=torch.device(given)).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
+    return torch.device(given)
+
+
+def sources(given: Any, dtype: torch.dtype, name: str) -> list[Source]:
+    """A list with one source of rows per client."""
+    wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | torch.utils.data.DataLoader)
+    if wrong or not isinstance(given, Iterable):
+        raise ContractError(f"{name} = {type(given).__name__}: expected a list with one (x, y) or dataset per client")
+    items = list(given)
+    expect(len(items) > 0, name, [], "at least one")
+    return [source(item, dtype, f"{name}[{j}]") for j, item in enumerate(items)]
+
+
+def test_sources(test: Any, dtype: torch.dtype, clients: int) -> tuple[list[Source], bool]:
+    """The test sets, and whether there is one per client."""
+    if test is None:
+        return [], False
+    pair = isinstance(test, list) and len(test) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in test)
+    several = isinstance(test, list) and not pair
+    tests = sources(test, dtype, "test") if several else [source(test, dtype, "test")]
+    expect(sum(len(t) for t in tests) > 0, "test", "no rows", "at least one row")
+    if several:
+        expect(len(tests) == clients, "test", f"{len(tests)} of them", f"one set, or {clients}, one per client")
+    return tests, several
+
+
+def probed(
+    model: nn.Module, cuts: tuple[int, int], feed: Feed, trains: Sequence[Source], tests: Sequence[Source], loss: Loss
+) -> tuple[Shape, int | None]:
+    """A row or two of each kind through model and loss, for a clear word where they do not fit.
+
+    What each block costs and puts out, and how many classes there are, if there are classes.
+    """
+    filled = [s for s in trains if len(s)]
+    expect(len(filled) > 0, "clients", [0] * len(trains), "at least one client with samples")
+    device = device_of(blocks_of(model))
+    smallest = min((feed.smallest(len(s)) for s in filled), default=2)
+    categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    classes: int | None = None
+    seen: dict[object, Shape] = {}
+    for s in (*filled, *(t for t in tests if len(t))):
+        if isinstance(s, Items) and seen:
+            continue  # looked at row by row, when they are taken
+        x, y = s.take(np.zeros(2, dtype=np.int64), device)
+        kind = (x.shape, x.dtype, y.shape, y.dtype)
+        if kind in seen:
+            continue
+        try:
+            out = probe(model, x, *cuts)
+            if categorical and out.ndim == 2:
+                s.expect_classes(out.shape[1])
+                check_labels(y, out.shape[1], s.name)
+            value = loss(out, y)
+            seen[kind] = shape_of(model, x[:smallest])
+        except ContractError:
+            raise
+        except Exception as error:  # whatever a model or loss of the user's may raise
+            shapes = f"inputs of shape {tuple(x.shape[1:])} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
+            raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}") from error
+        good = isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
+        expect(good, "loss", value, "a function of (outputs, labels) that gives one number, the mean over the batch")
+        classes = out.shape[1] if categorical and out.ndim == 2 else None
+    if classes is not None:
+        for s in (*trains, *tests):
+            s.expect_classes(classes)
+    return next(iter(seen.values())), classes
+
+
+class Histograms:
+    """The label distribution of each client, and of all of them together; counted when first asked for."""
+
+    def __init__(self, trains: Sequence[Source], classes: int | None) -> None:
+        self.trains, self.classes = trains, classes
+        self._counts: dict[int, NDArray[np.float64]] = {}
+
+    def __call__(self, client: int) -> NDArray[np.float64]:
+        if client == EVERYBODY:
+            counts = np.stack([self._count(j) for j in range(len(self.trains))]).sum(axis=0)
+        else:
+            counts = self._count(client)
+        shares: NDArray[np.float64] = counts / max(counts.sum(), 1)
+        return shares
+
+    def _count(self, j: int) -> NDArray[np.float64]:
+        if j not in self._counts:
+            expect(self.classes is not None, "select", "kl_greedy", "class labels and cross entropy")
+            counts, source = np.zeros(self.classes or 0), self.trains[j]
+            for start in range(0, len(source), CHUNK):
+                rows = np.arange(start, min(start + CHUNK, len(source)))
+                _, y = source.take(rows, torch.device("cpu"))
+                counts += np.bincount(y.numpy(), minlength=len(counts))
+            self._counts[j] = counts
+        return self._counts[j]

@@ -1,0 +1,86 @@
+"""What lives on between rounds besides the weights, in parcels: each has an owner and a version, and may lie on disk.
+
+    client/17   what client 17 keeps: its half, its optimizer's memory, its place in its data
+    slot/3      the memory of the server optimizer in the fourth place of a round (server/: of the only one)
+    scheme      what a scheme keeps for itself
+
+A parcel never changes; a round makes new ones. So a checkpoint writes only those it has not written before, and
+memory grows with the clients ever seen: past a limit, the parcels not used for longest are put on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+Kept = Mapping[str, "Parcel"]
+
+
+class Parcel:
+    """Named tensors of one owner, as they were after round `version`."""
+
+    def __init__(self, version: int, tensors: Mapping[str, Tensor] | None, path: Path | None = None) -> None:
+        self.version, self.used = version, version
+        self._tensors, self._path = tensors, path
+
+    def open(self, round: int | None = None) -> Mapping[str, Tensor]:
+        """The tensors, from memory or from disk; `round`: remember that they were used in it."""
+        self.used = self.used if round is None else round
+        if self._tensors is not None:
+            return self._tensors
+        assert self._path is not None
+        return load_tensors(self._path.read_bytes())
+
+    def bytes(self) -> bytes:
+        """As a safetensors file."""
+        if self._tensors is None and self._path is not None:
+            return self._path.read_bytes()
+        named = {name: tensor.detach().cpu().contiguous() for name, tensor in self.open().items()}
+        return save_tensors(named)
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes it holds in memory."""
+        return sum(t.nbytes for t in self._tensors.values()) if self._tensors is not None else 0
+
+    def spill(self, folder: Path) -> None:
+        """Put it on disk; the file goes when the parcel does."""
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
+        with os.fdopen(handle, "wb") as file:
+            file.write(self.bytes())
+        self._tensors, self._path = None, Path(name)
+        weakref.finalize(self, _remove, self._path)
+
+
+class Shelf:
+    """Keeps the parcels of a run within a limit of memory (bytes; None: no limit)."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def trim(self, kept: Kept) -> None:
+        """Put parcels on disk, those not used for longest first, until the rest is within the limit."""
+        if self.limit is None:
+            return
+        sizes = {name: parcel.in_memory for name, parcel in kept.items()}
+        excess = sum(sizes.values()) - self.limit
+        for name in sorted(kept, key=lambda name: kept[name].used):
+            if excess <= 0:
+                break
+            if sizes[name]:
+                if self._folder is None:
+                    self._folder = tempfile.TemporaryDirectory(prefix="cutlayer-")
+                kept[name].spill(Path(self._folder.name))
+                excess -= sizes[name]
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

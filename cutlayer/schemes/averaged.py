@@ -1,0 +1,51 @@
+"""One gradient at the cut for a share of the clients (SGLR, Pal et al. 2021; docs/algorithms.md).
+
+G_ib   the gradient of client i's mean loss with respect to its sample b       w_i   |D_i|
+g_bar  sum_i sum_b w_i*G_ib / sum_i sum_b w_i, of the shape of one sample: what every sample of these clients gets
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from cutlayer.errors import expect, is_number
+from cutlayer.messages import CutGrad, Smashed
+from cutlayer.schemes.seam import Closed, Server, Session
+from cutlayer.waves import Wave
+
+
+class Averaged:
+    """Another session, with the gradients of max(1, floor(share*m)) of its m clients averaged."""
+
+    def __init__(self, inner: Session, server: Server, clients: Sequence[int], share: float) -> None:
+        self.inner, self.samples = inner, server.samples
+        first = server.turn(len(clients))[: max(1, int(share * len(clients) + 1e-9))]
+        self.active = {clients[place] for place in first}
+
+    def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        return averaged(self.inner.step(wave, smashed), self.active, self.samples)
+
+    def close(self) -> Closed:
+        return self.inner.close()
+
+
+def averaged(replies: Sequence[CutGrad], active: set[int], samples: Mapping[int, int]) -> list[CutGrad]:
+    """The replies, those to active clients replaced by g_bar."""
+    theirs = [reply for reply in replies if reply.address.client in active]
+    if not theirs:
+        return list(replies)
+    w = [samples[reply.address.client] for reply in theirs]
+    total = sum(w_i * len(reply.grad) for w_i, reply in zip(w, theirs, strict=True))
+    weighted = [w_i * reply.grad.sum(dim=0) for w_i, reply in zip(w, theirs, strict=True)]
+    g_bar = torch.stack(weighted).sum(dim=0) / total
+    return [
+        replace(reply, grad=g_bar.expand_as(reply.grad)) if reply.address.client in active else reply
+        for reply in replies
+    ]
+
+
+def check_share(share: float) -> None:
+    expect(is_number(share) and 0 < share <= 1, "share", share, "a number in (0, 1]")

@@ -1,0 +1,170 @@
+"""The CycleSL family: first train the server on everybody's features, then take the clients' gradients from it.
+
+    B_f   all features of a wave, a data set of their own, resampled into batches that belong to no client
+    E_s   server epochs over it        w_i   |D_i|, the weight of client i's samples in the server's loss
+
+The CycleSL paper's Algorithm 1 (docs/algorithms.md). The gradient at the cut comes from the *updated* server, frozen
+(Eq. 4), and there is one server half, so nothing is averaged on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from cutlayer.errors import expect, is_whole
+from cutlayer.messages import Address, CutGrad, Smashed
+from cutlayer.optim import step
+from cutlayer.rng import EVERYBODY
+from cutlayer.schemes.averaged import Averaged, check_share
+from cutlayer.schemes.seam import Carry, Closed, Kept, Server
+from cutlayer.waves import Order, Wave
+
+FrozenBN = Literal["train", "eval", "no_update"]
+
+
+@dataclass(frozen=True)
+class CycleSFL:
+    """CycleSL over SplitFed: fronts are averaged at the end of the round.
+
+    `server_batch`: rows of a server step (None: the clients' batch size). `loss_weight` "samples": the server's loss
+    weighs a sample by the size of its client, as the paper's code does; "uniform": as its text says.
+    `frozen_bn`: BatchNorm while the clients' gradients are taken. "train": the client's own statistics, and the running
+    ones move (the paper's code); "no_update": the same, but the running ones stay; "eval": the running ones are used.
+    """
+
+    server_epochs: int = 1
+    server_batch: int | None = None
+    loss_weight: Literal["samples", "uniform"] = "samples"
+    frozen_bn: FrozenBN = "train"
+    wave_order: ClassVar[Order] = "together"
+    carry: ClassVar[Carry] = "sync"
+
+    def __post_init__(self) -> None:
+        whole = self.server_batch is None or (is_whole(self.server_batch) and self.server_batch >= 1)
+        expect(whole, "server_batch", self.server_batch, "a whole number, at least 1")
+        expect(self.loss_weight in ("samples", "uniform"), "loss_weight", self.loss_weight, "'samples' or 'uniform'")
+        _check(self.server_epochs, self.frozen_bn)
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Cycled | Averaged:
+        batch = self.server_batch or max(server.batch.values())
+        return Cycled(server, self.server_epochs, batch, self.loss_weight == "samples", self.frozen_bn)
+
+
+@dataclass(frozen=True)
+class CyclePSL(CycleSFL):
+    """CycleSL over parallel split learning: every client keeps its own front. The paper's Algorithm 1 as it stands."""
+
+    carry: ClassVar[Carry] = "keep"
+
+
+@dataclass(frozen=True)
+class CycleSGLR(CycleSFL):
+    """CyclePSL in which a share of the clients gets one averaged gradient at the cut."""
+
+    share: float = 0.5
+    carry: ClassVar[Carry] = "keep"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share(self.share)
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Averaged:
+        return Averaged(super().open(server, clients, kept), server, clients, self.share)
+
+
+@dataclass(frozen=True)
+class CycleSSL:
+    """CycleSL over sequential split learning: one front from client to client; the server trains on one client's
+    batch at a time, so there is nothing to resample or to weigh."""
+
+    server_epochs: int = 1
+    frozen_bn: FrozenBN = "train"
+    wave_order: ClassVar[Order] = "one_by_one"
+    carry: ClassVar[Carry] = "relay"
+
+    def __post_init__(self) -> None:
+        _check(self.server_epochs, self.frozen_bn)
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Cycled:
+        return Cycled(server, self.server_epochs, None, False, self.frozen_bn)
+
+
+class Cycled:
+    """One round. `batch` None: all features of a wave in one server step, as they came."""
+
+    def __init__(self, server: Server, epochs: int, batch: int | None, weighted: bool, frozen_bn: FrozenBN) -> None:
+        self.server, self.epochs, self.batch = server, epochs, batch
+        self.weighted, self.frozen_bn = weighted, frozen_bn
+        self.rows = server.surrogates(1)
+        self.memory = server.memory(["server"])
+        self.k = self.taken = 0
+
+    def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        if not smashed:
+            return []
+        self._train(smashed)
+        self.k += 1
+        return self._gradients(smashed)
+
+    def close(self) -> Closed:
+        return Closed(self.rows.row(0))
+
+    def _train(self, smashed: Sequence[Smashed]) -> None:
+        """ServerGrad(B_f, freeze=false), Eq. 2: E_s epochs over the features, in batches drawn anew each epoch."""
+        server, rows = self.server, self.rows
+        f, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
+        w = torch.cat([torch.full((len(s.y),), server.samples[s.address.client]) for s in smashed]).to(f)
+        for e in range(self.epochs):
+            for part in self._batches(len(y), e):
+                if len(part) == 1 and len(y) > 1 and self._needs_two(f[part]):
+                    continue
+                weight = w[part] if self.weighted else None
+                where = Address(server.round, EVERYBODY, self.taken)  # of what the forward draws, if it does
+                self.taken += 1
+                server.gradient(rows, 0, where, f[part], y[part], weight)
+                step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
+
+    def _batches(self, n: int, epoch: int) -> Sequence[Tensor]:
+        order = torch.arange(n)
+        if self.server.shuffle and self.batch is not None:
+            order = torch.from_numpy(self.server.rng(f"features/{self.k}/{epoch}").permutation(n))
+        return torch.split(order, self.batch or n)
+
+    def _gradients(self, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        """ServerGrad(B_i, freeze=true): each client's own batch through the updated server, Eq. 4."""
+        rows = self.rows
+        if self.frozen_bn == "train":
+            return [self.server.look(rows, 0, s) for s in smashed]
+        b, i = rows.b[0].clone(), rows.i[0].clone()
+        rows.half.train(self.frozen_bn != "eval")
+        try:
+            replies = []
+            for s in smashed:
+                replies.append(self.server.look(rows, 0, s))
+                rows.b[0], rows.i[0] = b, i
+            return replies
+        finally:
+            rows.half.train(True)
+
+    def _needs_two(self, one: Tensor) -> bool:
+        """Whether a batch of one sample is too small for the server's BatchNorm."""
+        rows = self.rows
+        b, i = rows.b[0].clone(), rows.i[0].clone()
+        try:
+            rows.forward(0, one)
+        except ValueError:
+            return True
+        finally:
+            rows.b[0], rows.i[0] = b, i
+        return False
+
+
+def _check(server_epochs: int, frozen_bn: str) -> None:
+    expect(is_whole(server_epochs) and server_epochs >= 0, "server_epochs", server_epochs, "a whole number, at least 0")
+    modes = ("train", "eval", "no_update")
+    expect(frozen_bn in modes, "frozen_bn", frozen_bn, "'train', 'eval' or 'no_update'")

@@ -1,0 +1,108 @@
+"""One server half, one step on all clients' rows at once (MergeSFL, Liao et al. 2024; docs/algorithms.md).
+
+u_j   seconds that a sample costs client j, computing and sending      d_j   its batch size
+d_j   ~ 1/u_j, scaled so that the merged batch has m*B rows: fast clients bring more, and all finish a step together
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cutlayer.errors import expect
+from cutlayer.messages import Address, CutGrad, Smashed
+from cutlayer.optim import step
+from cutlayer.rng import EVERYBODY
+from cutlayer.schemes.seam import Carry, Closed, Histogram, Kept, Server
+from cutlayer.waves import Order, Wave
+
+SMOOTH = 1e-8
+
+
+@dataclass(frozen=True)
+class MergeSFL:
+    """Merged batches, with sizes regulated from each device's speed (`devices`; without them all are alike).
+
+    `select` "random": whoever the round drew; "kl_greedy": of twice as many, those whose merged labels come nearest to
+    everybody's (which tells the server each client's label counts).
+    `front_weights`: fronts are averaged by "batch" size d_j or "uniform"; `scale_lr`: a client's rate is eta*d_j/B.
+    """
+
+    select: Literal["random", "kl_greedy"] = "random"
+    front_weights: Literal["batch", "uniform"] = "batch"
+    scale_lr: bool = False
+    wave_order: ClassVar[Order] = "together"
+    carry: ClassVar[Carry] = "sync"
+
+    def __post_init__(self) -> None:
+        expect(self.select in ("random", "kl_greedy"), "select", self.select, "'random' or 'kl_greedy'")
+        expect(self.front_weights in ("batch", "uniform"), "front_weights", self.front_weights, "'batch' or 'uniform'")
+        expect(isinstance(self.scale_lr, bool), "scale_lr", self.scale_lr, "true or false")
+
+    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Merged:
+        return Merged(server, clients, self.front_weights)
+
+    def batches(self, B: int, sizes: Mapping[int, int], cost: Mapping[int, float]) -> dict[int, int]:
+        """d_j = m*B * (1/u_j) / sum_i (1/u_i), kept between max(2, B/8) and min(4B, |D_j|)."""
+        speed = {j: 1 / cost[j] for j in sizes}
+        budget, total = B * len(sizes), math.fsum(speed.values())
+        least = max(2, B // 8)
+        return {j: max(1, min(max(round(budget * speed[j] / total), least), 4 * B, size)) for j, size in sizes.items()}
+
+    def choose(
+        self, pool: Sequence[int], m: int, d: Mapping[int, int], turns: Mapping[int, int], histogram: Histogram
+    ) -> list[int] | None:
+        """Add the client that brings KL(Phi || Phi_0) lowest until there are m; ties to the fewest turns."""
+        if self.select == "random":
+            return None
+        Phi_0 = histogram(EVERYBODY)
+        merged: NDArray[np.float64] = 0 * Phi_0
+        chosen: list[int] = []
+        rest = sorted(pool, key=lambda j: (turns.get(j, 0), j))
+        while len(chosen) < min(m, len(pool)):
+            sums = {j: merged + d[j] * histogram(j) for j in rest}
+            best = min(rest, key=lambda j: _divergence(sums[j] / sums[j].sum(), Phi_0))
+            merged = sums[best]
+            chosen.append(best)
+            rest.remove(best)
+        return sorted(chosen)
+
+    def rate(self, eta: float, d: int, B: int) -> float:
+        return eta * d / B if self.scale_lr else eta
+
+
+class Merged:
+    """One round of MergeSFL."""
+
+    def __init__(self, server: Server, clients: Sequence[int], front_weights: str) -> None:
+        self.server, self.k = server, 0
+        self.weights = {j: float(server.batch[j]) if front_weights == "batch" else 1.0 for j in clients}
+        self.rows = server.surrogates(1)
+        self.memory = server.memory(["server"])
+
+    def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        if not smashed:
+            return []
+        server, rows = self.server, self.rows
+        where = Address(server.round, EVERYBODY, self.k)
+        d = [len(s.y) for s in smashed]
+        a, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
+        grad, loss = server.gradient(rows, 0, where, a, y)  # mean loss over the merged batch, pre-update weights
+        step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
+        self.k += 1
+        slices = zip(smashed, torch.split(grad, d), d, strict=True)
+        return [CutGrad(s.address, part * (sum(d) / d_j), loss) for s, part, d_j in slices]
+
+    def close(self) -> Closed:
+        return Closed(self.rows.row(0), weights=self.weights)
+
+
+def _divergence(Phi: NDArray[np.float64], Phi_0: NDArray[np.float64]) -> float:
+    """KL(Phi || Phi_0), smoothed."""
+    return float((Phi * np.log((Phi + SMOOTH) / (Phi_0 + SMOOTH))).sum())

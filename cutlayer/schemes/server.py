@@ -1,0 +1,167 @@
+"""What a scheme computes with: copies of the server half, its optimizer's memory, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cutlayer.flat import Half, Rows, Vectors
+from cutlayer.local import Local, clip, clips, joint, regularise, squared
+from cutlayer.messages import Address, CutGrad, Smashed
+from cutlayer.optim import Memory, Moments, Optimizer
+from cutlayer.rng import EVERYBODY, rng, seed_forward
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Send = Callable[[Sequence[CutGrad]], Mapping[int, float]]
+TRAINED, LOOKED = 3, 2  # forwards that a sample costs: forward 1, backward 2 (1 where only the input's is wanted)
+
+
+class Server:
+    """Buffers are allocated once and used again every round; what a round changes is in `begin`."""
+
+    def __init__(
+        self,
+        half: Half,
+        optimizer: Optimizer,
+        loss: Loss,
+        seed: int,
+        shuffle: bool,
+        local: Local | None = None,
+        persists: bool = False,
+    ) -> None:
+        self.half, self.optimizer, self.loss, self.seed, self.shuffle = half, optimizer, loss, seed, shuffle
+        self.local, self.persists = local, persists
+        self._rows: Rows | None = None
+        self._memory: Memory | None = None
+
+    def begin(
+        self,
+        round: int,
+        start: Vectors,
+        eta: float,
+        samples: Mapping[int, int],
+        batch: Mapping[int, int],
+        kept: Callable[[str], Moments | None] = lambda owner: None,
+        memory: Moments | None = None,
+        send: Send = lambda replies: {},
+    ) -> None:
+        """A new round: W_s, the learning rate, |D_j| and the batch size of each client.
+
+        `kept(owner)`: memory kept from earlier rounds; `memory`: what everybody starts with instead;
+        `send`: gradients to the clients before the step is over, their squared norms back.
+        """
+        self.round, self.start, self.eta, self.samples, self.batch = round, start, eta, samples, batch
+        self._kept, self._start_memory, self._send = kept, memory, send
+        self._owners: list[str] = []
+        self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
+        self.work = 0  # samples times forwards
+        self.steps = self.clipped = 0  # gradients that a local rule could clip, and that it did
+
+    def surrogates(self, n: int) -> Rows:
+        """n copies of W_s (there may be more rows behind them, unused)."""
+        if self._rows is None or len(self._rows) < n:
+            self._rows = Rows(self.half, n)
+        self._rows.fill(self.start, n)
+        return self._rows
+
+    def memory(self, owners: Sequence[str], persists: bool | None = None) -> Memory:
+        """Optimizer memory, one row for each owner: empty, or (where the protocol, or `persists`, says so) as its
+        owner left it in the last round."""
+        n = len(owners)
+        if self._memory is None or len(self._memory.t) < n:
+            self._memory = Memory(self.optimizer, self.start.w.new_empty(n, len(self.start.w)))
+        lives_on = self.persists if persists is None else persists
+        self._owners = list(owners) if lives_on else []
+        for r, owner in enumerate(owners):
+            found = self._start_memory or (self._kept(owner) if lives_on else None)
+            if found is None:
+                self._memory.reset(r)
+            else:
+                self._memory.put(r, found)
+        return self._memory
+
+    def slots(self, n: int) -> list[str]:
+        """Owners by place: the first client of a round, the second, ..."""
+        return [f"slot/{i}" for i in range(n)]
+
+    def backward(self, rows: Rows, row: int, s: Smashed) -> CutGrad:
+        """Server forward and backward on one client's batch: g_j into rows.g, dL/dA_j out, with the current W_s,j."""
+        grad, loss = self.gradient(rows, row, s.address, s.a, s.y)
+        if not joint(self.local):
+            return CutGrad(s.address, grad, loss)
+        self._pending[s.address.client] = rows.g[row]
+        return CutGrad(s.address, grad, loss, squared(rows.g[row]))
+
+    def gradient(
+        self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """h into rows.g[row]; the gradient at the cut and the loss out. `weight`: of each sample; None: all alike."""
+        leaf, loss = self._forward(rows, row, where, a, y, weight)
+        rows.backward(row, loss)
+        self.work += TRAINED * len(y)
+        h = rows.g[row]
+        regularise(self.local, self.optimizer, h, rows.w[row], self.start.w)
+        if self.local is not None and clips(self.local):
+            self.steps += 1
+            if not joint(self.local):
+                self.clipped += clip(self.local, h, squared(h))
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, loss.detach()
+
+    def look(self, rows: Rows, row: int, s: Smashed) -> CutGrad:
+        """The gradient at the cut alone: the server's weights are frozen."""
+        leaf, loss = self._forward(rows, row, s.address, s.a, s.y)
+        (grad,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+        self.work += LOOKED * len(s.y)
+        return CutGrad(s.address, torch.zeros_like(leaf) if grad is None else grad, loss.detach())
+
+    def agreed(self, replies: Sequence[CutGrad]) -> list[CutGrad]:
+        """The replies whose step the server may now take: all of them, unless the local rule needs the clients' part
+        of a joint norm and one of them is silent. Gradients are clipped when this returns."""
+        rule = self.local
+        if rule is None or not joint(rule):
+            return list(replies)
+        squares = self._send(replies)
+        answered = [reply for reply in replies if reply.address.client in squares]
+        for reply in answered:
+            j = reply.address.client
+            self.clipped += clip(rule, self._pending[j], squares[j] + (reply.square or 0.0))
+        self._pending.clear()
+        return answered
+
+    def kept(self) -> dict[str, Moments]:
+        """What the optimizer's memory is at the end of the round, by owner, where it lives on."""
+        return {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
+
+    def moments(self, row: int) -> Moments:
+        """The optimizer's memory in one row."""
+        assert self._memory is not None, "the scheme has asked for no memory"
+        return self._memory.get(row)
+
+    def turn(self, n: int) -> list[int]:
+        """The places 0..n-1 in a random order, the same all through a round; in order where nothing is shuffled."""
+        return [int(place) for place in self.rng("turn").permutation(n)] if self.shuffle else list(range(n))
+
+    def rng(self, use: str) -> np.random.Generator:
+        """Randomness of this round for a scheme that needs some."""
+        return rng(self.seed, self.round, EVERYBODY, use)
+
+    def _forward(
+        self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        seed_forward(self.seed, where.round, where.client, where.step, "server")
+        with torch.enable_grad():
+            leaf = a.detach().to(self.half.device).requires_grad_()
+            out = rows.forward(row, leaf.clone())  # a clone: the first block may work in place
+            loss = self.loss(out, y) if weight is None else self._weighted(out, y, weight)
+        return leaf, loss
+
+    def _weighted(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """sum_s w_s*loss_s / sum_s w_s, from a loss that is a mean: samples of equal weight at a time."""
+        parts = []
+        for w in torch.unique(weight):
+            here = weight == w
+            parts.append((w * here.sum()) * self.loss(out[here], y[here]))
+        return torch.stack(parts).sum() / weight.sum()

@@ -1,0 +1,102 @@
+"""SlowMo and FedNAG against their naive restatements, and updates with schemes of another kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import cutlayer as cl
+from tests.equal import naive, naive_split, naive_updates
+from tests.equal.compare import EXACT, library, same_clients, task_of
+from tests.equal.naive import difference
+from tests.equal.naive_updates import FedNAG, SlowMo
+
+FIXED: dict[str, Any] = {"local_steps": 5}
+EPOCHS: dict[str, Any] = {"local_epochs": 2}
+LENGTHS = pytest.mark.parametrize("length", [FIXED, EPOCHS], ids=["steps", "epochs"])
+SLOWMO: list[dict[str, Any]] = [
+    {},
+    {"lr": 0.5, "beta": 0.4},
+    {"lr": 1.3, "beta": 0.0},
+    {"buffers": "average"},
+    {"lr": 0.5, "beta": 0.4, "buffers": "average", "weights": "uniform"},
+    {"weights": "uniform"},
+]
+
+
+@LENGTHS
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "adamw"])
+@pytest.mark.parametrize("settings", SLOWMO, ids=str)
+def test_slowmo(settings: dict[str, Any], optimizer: str, length: dict[str, Any]) -> None:
+    """The rate decays, so that what is carried over is u, and not its product with the rate."""
+    task = task_of(optimizer, rounds=4, **length)
+    result = library(task, "fedavg", optimizer, update=cl.SlowMo(**settings))
+    assert difference(result.model, naive_updates.train(task, SlowMo(**settings))) <= EXACT
+
+
+def test_every_setting_of_slowmo_matters_here() -> None:
+    for length in (FIXED, EPOCHS):
+        task = task_of("sgd", rounds=4, **length)
+        answers = [naive_updates.train(task, SlowMo(**settings)) for settings in SLOWMO]
+        answers += [naive_updates.train(task, FedNAG()), naive.train(task, naive.fedavg)]
+        for i, one in enumerate(answers):
+            assert all(difference(one, other) > 1e-4 for other in answers[:i])
+
+
+@LENGTHS
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "adamw"])
+def test_fednag(optimizer: str, length: dict[str, Any]) -> None:
+    """SGD becomes NAG; with epochs Adam's counters differ between clients, and the largest goes on."""
+    task = task_of(optimizer, rounds=4, **length)
+    expected = naive_updates.train(task, FedNAG())
+    assert difference(library(task, "fedavg", optimizer, update=cl.FedNAG()).model, expected) <= EXACT
+    assert difference(naive.train(task, naive.fedavg), expected) > 1e-3
+
+
+@pytest.mark.parametrize("update", ["FedNAG", "SlowMo"])
+def test_averaged_buffers_with_surrogates_for_a_round(update: str) -> None:
+    """SFLV1(every="round") is federated averaging, with its memory in two halves, wherever the cut."""
+    given: dict[str, Any] = {} if update == "FedNAG" else {"buffers": "average"}
+    for cut, optimizer in ((0, "sgd"), (2, "adam")):
+        task = task_of(optimizer, cut=cut, rounds=3)
+        result = library(task, cl.SFLV1(every="round"), optimizer, update=getattr(cl, update)(**given))
+        restated = getattr(naive_updates, update)(**given)
+        assert difference(result.model, naive_updates.train(task, restated)) <= EXACT
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("settings", [{}, {"lr": 0.5, "beta": 0.4}, {"weights": "uniform"}], ids=str)
+def test_slowmo_over_smofi(settings: dict[str, Any], optimizer: str) -> None:
+    task = task_of(optimizer, rounds=4)
+    result = library(task, "smofi", optimizer, update=cl.SlowMo(**settings))
+    expected = naive_updates.train(task, SlowMo(**settings), naive.smofi())
+    assert difference(result.model, expected) <= EXACT
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_fedavgm_over_psl(optimizer: str) -> None:
+    """Clients keep their fronts, so the update acts on the server's half alone."""
+    task = task_of(optimizer, rounds=4, global_beta=0.4)
+    model, clients = naive_split.train_keep(task, naive_split.psl())
+    result = library(task, "psl", optimizer)
+    assert difference(result.model, model) <= EXACT
+    assert same_clients(result, clients)
+    without, _ = naive_split.train_keep(task_of(optimizer, rounds=4), naive_split.psl())
+    assert difference(without, model) > 1e-3
+
+
+REFUSED: list[tuple[Any, dict[str, Any]]] = [
+    *((scheme, {}) for scheme in ("smofi", "sflv1", "sflv2", "mergesfl", "psl", "ssl", "cyclesfl", "cyclepsl")),
+    ("fedavg", {"protocol": "cyclesl"}),
+]
+
+
+@pytest.mark.parametrize("update", ["FedNAG", "SlowMo"])
+@pytest.mark.parametrize(("scheme", "more"), REFUSED, ids=str)
+def test_averaged_buffers_are_refused_where_there_is_no_mean_of_them(
+    scheme: Any, more: dict[str, Any], update: str
+) -> None:
+    given = cl.FedNAG() if update == "FedNAG" else cl.SlowMo(buffers="average")
+    with pytest.raises(cl.ContractError):
+        library(task_of("sgd", rounds=1), scheme, "sgd", update=given, **more)
