@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cutlayer.errors import expect, is_number
 
+CHUNK = 2**18
 Decay = float | Callable[[int], float]
 """The learning rate's factor per round, or a function round -> factor."""
 
@@ -119,8 +120,10 @@ class Adam:
 
     def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
         c1, c2 = (1 - b**t for b in self.betas)
-        scale = moments[1].sqrt().div_(math.sqrt(c2)).add_(self.eps)
-        w.addcdiv_(moments[0], scale, value=-eta / c1)
+        parts = (torch.split(v, CHUNK) for v in (w, *moments))
+        for w_part, M, V in zip(*parts, strict=True):  # in parts, so that the scratch is small and used again
+            scale = V.sqrt().div_(math.sqrt(c2)).add_(self.eps)
+            w_part.addcdiv_(M, scale, value=-eta / c1)
 
 
 @dataclass(frozen=True)

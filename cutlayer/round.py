@@ -27,7 +27,7 @@ from cutlayer.local import Local, clips
 from cutlayer.macs import TRAINING, Shape
 from cutlayer.messages import Address, Plan, Report
 from cutlayer.metrics import Scores
-from cutlayer.optim import Moments, Optimizer, rate
+from cutlayer.optim import CHUNK, Moments, Optimizer, rate
 from cutlayer.records import Global, Round
 from cutlayer.rng import EVERYBODY, callers_randomness, rng
 from cutlayer.schemes.seam import Closed, Histogram, Regulates, Scheme, Session
@@ -70,6 +70,7 @@ class Engine:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
+        self._regulates = setup.scheme if isinstance(setup.scheme, Regulates) else None
         self._server: tuple[int, Server] | None = None
 
     def play(self, state: Global) -> tuple[Global, Round]:
@@ -126,19 +127,19 @@ class Engine:
             chosen = rng(s.seed, n, EVERYBODY, "select").choice(everybody, m, replace=False)
             return sorted(int(j) for j in chosen)
 
-        if isinstance(s.scheme, Regulates) and getattr(s.scheme, "select", "random") != "random":
+        if self._regulates is not None and getattr(s.scheme, "select", "random") != "random":
             pool = draw(min(2 * m, everybody))
             d = {j: feed.batch_size for j, feed in self._feeds(pool, cut).items()}
-            return s.scheme.choose(pool, m, d, turns, s.histogram) or draw(m)
+            return self._regulates.choose(pool, m, d, turns, s.histogram) or draw(m)
         return draw(m)
 
     def _feeds(self, selected: Sequence[int], cut: int) -> dict[int, Feed]:
         """Each client's feed, with the batch size its device is given where the scheme regulates them."""
         s = self.setup
-        if not isinstance(s.scheme, Regulates):
+        if self._regulates is None:
             return dict.fromkeys(selected, s.feed)
         cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) if s.devices else 1.0 for j in selected}
-        d = s.scheme.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
+        d = self._regulates.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
         return {j: replace(s.feed, batch_size=d[j]) for j in selected}
 
     def _cut(self, n: int) -> int:
@@ -163,8 +164,8 @@ class Engine:
         s, kept = self.setup, state.kept.get(f"client/{j}")
         own = {} if kept is None else kept.open(n)
         eta = rate(s.optimizer, n)
-        if isinstance(s.scheme, Regulates):
-            eta = s.scheme.rate(eta, feed.batch_size, s.feed.batch_size)
+        if self._regulates is not None:
+            eta = self._regulates.rate(eta, feed.batch_size, s.feed.batch_size)
         return Plan(
             address=Address(n, j, -1),
             cut=cut,
@@ -354,4 +355,9 @@ def _finite(halves: Sequence[Vectors]) -> bool:
 def _drift(halves: Sequence[Vectors], center: Vectors) -> float:
     if len(halves) == 1:
         return 0.0
-    return math.fsum(float((half.w.double() - center.w.double()).norm()) for half in halves) / len(halves)
+    return math.fsum(_distance(half.w, center.w) for half in halves) / len(halves)
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    pairs = zip(torch.split(one, CHUNK), torch.split(other, CHUNK), strict=True)
+    return math.sqrt(math.fsum(float((a.double() - b.double()).square().sum()) for a, b in pairs))

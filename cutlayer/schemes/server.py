@@ -36,6 +36,7 @@ class Server:
         self.local, self.persists = local, persists
         self._rows: Rows | None = None
         self._memory: Memory | None = None
+        self._left: dict[int, Tensor] = {}  # row -> the first moment that was handed out for it, and is still in it
 
     def begin(
         self,
@@ -72,15 +73,16 @@ class Server:
         owner left it in the last round."""
         n = len(owners)
         if self._memory is None or len(self._memory.t) < n:
-            self._memory = Memory(self.optimizer, self.start.w.new_empty(n, len(self.start.w)))
+            self._memory, self._left = Memory(self.optimizer, self.start.w.new_empty(n, len(self.start.w))), {}
         lives_on = self.persists if persists is None else persists
         self._owners = list(owners) if lives_on else []
         for r, owner in enumerate(owners):
             found = self._start_memory or (self._kept(owner) if lives_on else None)
             if found is None:
                 self._memory.reset(r)
-            else:
+            elif self._left.get(r) is not found.m[0]:  # what lies in the row since the last round need not be copied
                 self._memory.put(r, found)
+        self._left = {}
         return self._memory
 
     def slots(self, n: int) -> list[str]:
@@ -133,7 +135,9 @@ class Server:
 
     def kept(self) -> dict[str, Moments]:
         """What the optimizer's memory is at the end of the round, by owner, where it lives on."""
-        return {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
+        kept = {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
+        self._left = {r: moments.m[0] for r, moments in enumerate(kept.values())}
+        return kept
 
     def moments(self, row: int) -> Moments:
         """The optimizer's memory in one row."""

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 import cutlayer as cl
@@ -32,13 +33,28 @@ OPTIMIZERS: dict[str, tuple[Any, Rule]] = {
 }
 
 
+def curved_model() -> nn.Sequential:
+    """Four blocks as of `small_model`, with a bend between the cut and the server's BatchNorm.
+
+    BatchNorm right after a linear layer makes the gradients of a batch's rows sum to zero, and the mean gradient which
+    SGLR hands out would be nothing but rounding.
+    """
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh()),
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh()),
+        nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU()),
+        nn.Linear(6, 3),
+    ).double()
+
+
 def task_of(optimizer: str, server: str | None = None, **changes: Any) -> Task:
-    """Five unequal clients, the last below one batch of four, and a cut in the middle of four blocks.
+    """Five clients with 1, 2, 1, 3 and 0 batches of four, and a cut in the middle of four blocks.
 
     With a fixed number of steps a client below one batch trains on all it has.
     """
     server_rule = None if server is None else OPTIMIZERS[server][1]
-    given: dict[str, Any] = {"model": small_model(), "clients": small_clients(), "cut": 1}
+    given: dict[str, Any] = {"model": small_model(), "clients": small_clients((5, 9, 6, 13, 3)), "cut": 1, "rounds": 2}
     given |= {"rule": OPTIMIZERS[optimizer][1], "server_rule": server_rule}
     if changes.get("local_steps") is not None:
         given["small_client"] = "one_batch"

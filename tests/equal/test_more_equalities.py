@@ -22,13 +22,14 @@ STEADY = cl.SGD(lr=0.05, momentum=0.9, weight_decay=0.01)
 ADAM = cl.Adam(lr=0.01, weight_decay=0.01)
 NEW_SCHEMES = ["mergesfl", "psl", "sglr", "ssl", "cyclepsl", "cyclesfl", "cyclesglr", "cyclessl"]
 OLD_SCHEMES = ["fedavg", cl.SFLV1(every="epoch"), cl.SFLV1(every="step"), "sflv2", "smofi"]
+SIZES = (5, 9, 6, 13, 3)
 CYCLES = ["CyclePSL", "CycleSFL", "CycleSGLR", "CycleSSL"]
 
 
 def train(scheme: Any, **more: Any) -> cl.Result:
     """A short run on unequal clients with BatchNorm on both sides of the cut."""
-    given: dict[str, Any] = {"model": small_model(), "clients": small_clients(), "cut": 1, "optimizer": SGD}
-    given |= {"scheme": scheme, "rounds": 3, "batch_size": 4, "local_epochs": 2, "shuffle": False}
+    given: dict[str, Any] = {"model": small_model(), "clients": small_clients(SIZES), "cut": 1, "optimizer": SGD}
+    given |= {"scheme": scheme, "rounds": 2, "batch_size": 4, "local_epochs": 2, "shuffle": False}
     return cl.train(**given | more)
 
 
@@ -39,8 +40,9 @@ def apart(one: cl.Result, other: cl.Result) -> float:
 # ---- Local rules and updates -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda o: type(o).__name__)
-@pytest.mark.parametrize("scheme", OLD_SCHEMES, ids=str)
+@pytest.mark.parametrize(
+    ("scheme", "optimizer"), [*((scheme, SGD) for scheme in OLD_SCHEMES), ("fedavg", ADAM), ("smofi", ADAM)], ids=str
+)
 def test_local_rules_that_change_nothing(scheme: Any, optimizer: Any) -> None:
     """FedProx(0) and a FedNAR that never clips are no rule at all; with a hold on the weights they are."""
     plain = train(scheme, optimizer=optimizer)
@@ -174,13 +176,13 @@ class Listen(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
             x = x * 1.0
-            x.register_hook(lambda gradient: self.heard.append(gradient.detach().clone()))
+            x.register_hook(lambda gradient: self.heard.append(gradient.detach().clone()))  # type: ignore[no-untyped-call]
         return x
 
 
 def listening(batchnorm: bool) -> nn.Sequential:
     torch.manual_seed(11)
-    middle: list[nn.Module] = [nn.Linear(4, 6), nn.BatchNorm1d(6)] if batchnorm else [nn.Linear(4, 6)]
+    middle: list[nn.Module] = [nn.Linear(4, 6, bias=False), *([nn.BatchNorm1d(6)] if batchnorm else [])]
     front = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Listen())
     return nn.Sequential(front, nn.Sequential(*middle, nn.Tanh()), nn.Linear(6, 3)).double()
 
@@ -247,7 +249,7 @@ def test_a_frozen_pass_moves_statistics_at_most(scheme: str, protocol: str) -> N
     optimizer = torch.optim.SGD(back.parameters(), lr=0.1)
     for x, y in clients:
         optimizer.zero_grad()
-        functional.cross_entropy(back(model[0](x).detach()), y).backward()
+        functional.cross_entropy(back(model[0](x).detach()), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     statistics = dict(back[0][1].named_buffers())  # type: ignore[index]
     for mode, state in states.items():
@@ -278,8 +280,8 @@ def test_variances_stay_above_zero(scheme: str, update: Any) -> None:
     """Inputs of tiny variance pull running_var from 1 to almost 0: momentum on it would shoot below."""
     if scheme != "fedavg" and (isinstance(update, cl.FedNAG) or scheme.endswith("ssl")) and update is not None:
         pytest.skip("no such pair")
-    given: dict[str, Any] = {"clients": [(1e-3 * x, y) for x, y in small_clients()], "cut": 0, "rounds": 5}
-    given |= {"model": small_model(), "optimizer": SGD, "batch_size": 4, "local_epochs": 2}
+    given: dict[str, Any] = {"clients": [(1e-3 * x, y) for x, y in small_clients(SIZES)], "cut": 0, "rounds": 3}
+    given |= {"model": small_model(bn_momentum=0.3), "optimizer": SGD, "batch_size": 4, "local_epochs": 2}
     run = cl.rounds(**given, scheme=scheme, update=update)
     seen = [min(float(t.min()) for name, t in run.model.state_dict().items() if "running_var" in name) for _ in run]
     assert seen[-1] < 0.1
@@ -292,8 +294,8 @@ def test_variances_stay_above_zero(scheme: str, update: Any) -> None:
 def neuron(w_c: float, w_s: float) -> nn.Sequential:
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     with torch.no_grad():
-        model[0].weight.fill_(w_c)  # type: ignore[union-attr,operator]
-        model[1].weight.fill_(w_s)  # type: ignore[union-attr,operator]
+        model[0].weight.fill_(w_c)  # type: ignore[operator]
+        model[1].weight.fill_(w_s)  # type: ignore[operator]
     return model
 
 
@@ -307,7 +309,7 @@ def test_the_client_step_shrinks_near_convergence(gap: float, protocol: str) -> 
     """w_s w_c x is above y by `gap`: the updated server asks for a smaller step of the client than the old one did."""
     w_c, w_s, x, eta = 1.3, 0.8, 0.9, 0.05
     y = w_s * w_c * x - gap
-    clients = [(torch.tensor([[x]]).double(), torch.tensor([[y]]).double())]
+    clients = [(torch.tensor([[x]], dtype=torch.float64), torch.tensor([[y]], dtype=torch.float64))]
     more: dict[str, Any] = {"clients": clients, "cut": 0, "rounds": 1, "batch_size": 1, "local_epochs": 1}
     more |= {"optimizer": cl.SGD(lr=eta, momentum=0.0, weight_decay=0.0), "loss": squared, "protocol": protocol}
     new_s = w_s - 2 * eta * w_c * x * (w_s * w_c * x - y)
