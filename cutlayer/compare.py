@@ -55,7 +55,10 @@ class Comparison:
         changes = dict(m.changes)
         if isinstance(self.base.get("update"), Mapping) and "name" not in self.base["update"]:
             changes.setdefault("update", "fedavg")  # parameters alone do not choose an update
-        return text.parse({**text.merge(self.base, changes), "seed": seed})
+        base = dict(self.base)
+        if "name" not in dict(base.get("local") or {}) and "local" not in changes:
+            base.pop("local", None)  # nor a local rule
+        return text.parse({**text.merge(base, changes), "seed": seed})
 
     def runs(self) -> list[tuple[Method, int]]:
         """Seed by seed, so that an interrupted comparison has whole seeds."""

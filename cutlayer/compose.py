@@ -11,6 +11,13 @@ from cutlayer.update import Update, buffers_of
 PROTOCOLS = ("smofi", "cyclesl")
 
 
+def brought(update: Update, optimizer: Optimizer) -> Optimizer:
+    """The local optimizer, or the one that the update brings in its place."""
+    bring = getattr(update, "optimizer", None)
+    made: Optimizer = optimizer if bring is None else bring(optimizer)
+    return made
+
+
 def refuse_senseless(
     scheme: Scheme,
     local: Local | None,

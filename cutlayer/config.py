@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from cutlayer.compose import refuse_senseless
+from cutlayer.compose import brought, refuse_senseless
 from cutlayer.data import PARTITIONS
 from cutlayer.data.tasks import TASKS
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
@@ -71,6 +71,9 @@ class Config(BaseModel):
     )
     noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
     kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory")
+    devices: Literal["alike", "lognormal"] = Field(
+        "alike", description="the clients' machines, for schemes that regulate batch sizes by them"
+    )
     evaluate_every: int = Field(1, description="rounds between evaluations")
     target: float | None = Field(None, description="stop once the test accuracy is at least this")
     seed: int = Field(0, description="seed of everything random")
@@ -95,13 +98,13 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _sensible(self) -> Config:
-        optimizer = self.part("optimizer")
+        update, optimizer = self.part("update"), self.part("optimizer")
         refuse_senseless(
             self.part("scheme"),
             self.part("local"),
-            self.part("update"),
-            optimizer,
-            self.part("server_optimizer") or optimizer,
+            update,
+            brought(update, optimizer),
+            brought(update, self.part("server_optimizer") or optimizer),
             self.protocol,
             not isinstance(self.cut, int) and self.cut[0] != self.cut[1],
         )

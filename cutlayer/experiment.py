@@ -25,6 +25,7 @@ from cutlayer.config import Config
 from cutlayer.cut import halves
 from cutlayer.data.partition import holdout
 from cutlayer.data.tasks import Dataset, load_task
+from cutlayer.devices import lognormal
 from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
 from cutlayer.models import MODELS
@@ -74,6 +75,7 @@ def assemble(config: Config, warm: bool = True) -> Run:
         last_batch=config.last_batch,
         small_client=config.small_client,
         noise=config.noise,
+        devices=lognormal(len(clients), config.seed) if config.devices == "lognormal" else None,
         kept_memory=config.kept_memory,
         evaluate_every=config.evaluate_every,
         seed=config.seed,
@@ -168,7 +170,17 @@ class Experiment:
         for part, module in (("model", model), ("front", front), ("back", back)):
             words = {"cutlayer": json.dumps({**about, "part": part})}
             store.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
+        self._save_fronts(lo, {"cutlayer": json.dumps({**about, "part": "front"})})
         self._summarise("complete", sha256=store.digest(model.state_dict()))
+
+    def _save_fronts(self, cut: int, words: dict[str, str]) -> None:
+        """The front of every client that keeps one."""
+        own = [j for j in sorted(self.run.state.turns) if self.run.state.front(j) is not None]
+        if own:
+            (self.out / "fronts").mkdir(exist_ok=True)
+        for j in own:
+            front, _ = halves(self.run.personal(j), cut)
+            store.save_model(self.out / "fronts" / f"client-{j}.safetensors", front.state_dict(), words)
 
     def _summarise(self, status: Literal["complete", "diverged"], **more: Any) -> None:
         scored = [r for r in self.history if r.accuracy is not None]

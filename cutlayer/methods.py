@@ -1,4 +1,4 @@
-"""Methods by name: a scheme and an update under one label, and the papers' ablations."""
+"""Methods by name: a scheme, a local rule and an update under one label, and the papers' ablations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlayer.errors import unknown
-from cutlayer.parts import SCHEMES, UPDATES
+from cutlayer.parts import LOCALS, SCHEMES, UPDATES
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,19 @@ FEDAVGM = {"scheme": "fedavg", "update": "fedavgm"}
 
 NAMED: dict[str, Method] = {
     "fedavgm": Method("FedAvgM", FEDAVGM, "FedAvg with global momentum"),
+    "slowmo": Method("SlowMo", {"scheme": "fedavg", "update": "slowmo"}, "FedAvg with slow momentum"),
+    "fednag": Method("FedNAG", {"scheme": "fedavg", "update": "fednag"}, "FedAvg with averaged Nesterov momentum"),
+    "fedprox": Method("FedProx", {"scheme": "fedavg", "local": "fedprox"}, "FedAvg with a proximal term"),
+    "fednar": Method("FedNAR", {"scheme": "fedavg", "local": "fednar"}, "FedAvg, gradient and decay clipped together"),
     "sflv1-step": Method("SFLV1 (step)", {"scheme": {"name": "sflv1", "every": "step"}}, "averaged every step"),
     "sflv2-step": Method("SFLV2 (step)", {"scheme": {"name": "sflv2", "order": "step"}}, "clients interleaved"),
     "smofi-full": Method("SMoFi (full)", FULL, "the paper's SMoFi: fusion and global momentum"),
+    "smofi-adaptive": Method(
+        "SMoFi, adaptive", {"scheme": {"name": "smofi", "adaptive": True}}, "ours: stale momentum weighed by its cosine"
+    ),
+    "smofi-clients": Method(
+        "SMoFi, clients too", {"scheme": {"name": "smofi", "fuse_clients": True}}, "ours: the clients' momentum as well"
+    ),
     "smofi-no-global-momentum": Method("SMoFi w/o global momentum", FUSED, "ablation (SMoFi, Fig. 11): fusion alone"),
     "smofi-no-alignment": Method("SMoFi w/o alignment", FEDAVGM, "ablation (Fig. 11): global momentum alone"),
     "fedavg-momentum-0": Method(
@@ -37,16 +47,34 @@ NAMED: dict[str, Method] = {
         "FedAvg, local momentum 0.9", {"scheme": "fedavg", "optimizer": {"momentum": 0.9}}, "ablation (Fig. 1)"
     ),
 }
-LABELS = {"fedavg": "FedAvg", "sflv1": "SFLV1", "sflv2": "SFLV2", "smofi": "SMoFi"}
+LABELS = {
+    "fedavg": "FedAvg",
+    "sflv1": "SFLV1",
+    "sflv2": "SFLV2",
+    "smofi": "SMoFi",
+    "mergesfl": "MergeSFL",
+    "psl": "PSL",
+    "sglr": "SGLR",
+    "ssl": "SSL",
+    "cyclepsl": "CyclePSL",
+    "cyclesfl": "CycleSFL",
+    "cyclesglr": "CycleSGLR",
+    "cyclessl": "CycleSSL",
+}
 
 
 def method(name: str) -> Method:
-    """A method by name: one of NAMED, a scheme, or SCHEME+UPDATE."""
+    """A method by name: one of NAMED, a scheme, or a scheme with parts: SCHEME+UPDATE, SCHEME+LOCAL, or both."""
     if name in NAMED:
         return NAMED[name]
-    scheme, plus, update = name.partition("+")
-    if scheme not in SCHEMES or (plus and update not in UPDATES):
-        pairs = [f"{s}+{u}" for s in SCHEMES for u in UPDATES if u != "fedavg"]
-        raise unknown("method", name, [*NAMED, *SCHEMES, *pairs])
-    label = LABELS.get(scheme, scheme) + (f" + {update}" if plus else "")
-    return Method(label, {"scheme": scheme, **({"update": update} if plus else {})})
+    scheme, *rest = name.split("+")
+    changes: dict[str, Any] = {"scheme": scheme}
+    for part in rest:
+        field = "local" if part in LOCALS else "update" if part in UPDATES else ""
+        if not field or field in changes:
+            raise unknown("part of a method", part, [*LOCALS, *(u for u in UPDATES if u != "fedavg")])
+        changes[field] = part
+    if scheme not in SCHEMES:
+        more = [f"{s}+{part}" for s in SCHEMES for part in (*LOCALS, *UPDATES) if part != "fedavg"]
+        raise unknown("method", name, [*NAMED, *SCHEMES, *more])
+    return Method(" + ".join([LABELS.get(scheme, scheme), *rest]), changes)

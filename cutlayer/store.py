@@ -3,6 +3,7 @@
     config.toml          the whole text of the run            journal.jsonl     one line a round
     checkpoints/000012/  global.safetensors + manifest.json   model.safetensors, front.*, back.*   at the end
     checkpoints/kept/    client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
+    fronts/              client-17.safetensors: the front of each client that keeps its own, at the end
     summary.json         what came out                        report.html, curves.png              the picture
 
 A checkpoint is written aside, synced, then renamed: it is there whole or not at all. The last two are kept.
@@ -39,7 +40,7 @@ _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
         *("checkpoints", "journal.jsonl", "summary.json"),
-        *("model.safetensors", "front.safetensors", "back.safetensors"),
+        *("model.safetensors", "front.safetensors", "back.safetensors", "fronts"),
         *_REPORT,
     ),
     "compare.toml": ("runs", *_REPORT),

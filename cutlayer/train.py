@@ -15,7 +15,7 @@ from torch.nn import functional
 from cutlayer import inputs
 from cutlayer.client import Client
 from cutlayer.cohorts.local import LocalCohort
-from cutlayer.compose import PROTOCOLS, refuse_senseless
+from cutlayer.compose import PROTOCOLS, brought, refuse_senseless
 from cutlayer.cut import Cut, blocks_of, cut_range, device_of, refuse_shared
 from cutlayer.devices import Device, check_devices
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
@@ -229,8 +229,7 @@ def _parts(
     updating: Update = FedAvg() if update is None else build("update", UPDATES, update, ("__call__",))
     client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer, OPTIMIZER)
     server_side: Optimizer = build("server_optimizer", OPTIMIZERS, server_optimizer, OPTIMIZER) or client_side
-    bring = getattr(updating, "optimizer", lambda given: given)
-    return bring(client_side), bring(server_side), chosen, rule, updating
+    return brought(updating, client_side), brought(updating, server_side), chosen, rule, updating
 
 
 def _check(

@@ -13,7 +13,7 @@ import torch
 
 from cutlayer._version import __version__
 from cutlayer.cli.progress import console
-from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, data_folder
+from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, Task, data_folder
 from cutlayer.errors import StoreError
 
 MISSING = "missing!"
@@ -42,18 +42,17 @@ def _doctor(args: argparse.Namespace) -> int:
         raise StoreError(f"data folder {folder}: no such folder")
     console.print(f"data       {folder or f'no folder: give --data-dir, or set {FOLDER_VARIABLE}'}", soft_wrap=True)
     for name, task in TASKS.items():
-        console.print(f"  {name:14} {_state(name, task.shipped, folder)}", soft_wrap=True)
+        console.print(f"  {name:14} {_state(name, task, folder)}", soft_wrap=True)
     return 0
 
 
-def _state(name: str, shipped: bool, folder: Path | None) -> str:
-    if shipped:
+def _state(name: str, task: Task, folder: Path | None) -> str:
+    if task.shipped:
         return "ready (comes with scikit-learn)"
     if folder is None:
         return "needs a data folder"
-    missing = [
-        f"{name}/{split}.parquet" for split in ("train", "test") if not (folder / name / f"{split}.parquet").is_file()
-    ]
+    files = [f"{name}/{split}.parquet" for split in task.splits]
+    missing = [file for file in files if not (folder / file).is_file()]
     return f"missing {', '.join(missing)}" if missing else "ready"
 
 

@@ -65,7 +65,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=f"{field.description}{names}{shown}",
         )
-    for table in ("scheme", "update", "optimizer", "server_optimizer", "partition", "model"):
+    for table in TABLES:
         group = parser.add_argument_group(f"parameters of --{table.replace('_', '-')}")
         for parameter, owners in _parameters(table).items():
             words = "; ".join(f"{name}: {_words(spec)}" for name, spec in owners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 import rich.box
@@ -14,9 +15,16 @@ from cutlayer.data.tasks import TASKS
 from cutlayer.errors import unknown
 from cutlayer.methods import NAMED
 from cutlayer.models import MODELS
-from cutlayer.parts import OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.table import Part
 
-Lines = list[tuple[str, str, str]]
+Lines = list[tuple[str, ...]]
+COSTED = ("schemes", "locals", "updates")
+LEGEND = (
+    "server memory in server halves; sends: per client and step, without the front's way down and up once a round.\n"
+    "m: clients of a round; o: moments of the optimizer, SGD 1, Adam 2; A: bytes of a batch's activations (the labels\n"
+    "come on top); W, Wc: the whole model, the client half. `cutlayer costs` measures all this."
+)
 
 
 def add(commands: Any) -> None:
@@ -26,16 +34,21 @@ def add(commands: Any) -> None:
 
 
 def kinds() -> dict[str, Lines]:
-    """Every table, as (name, line, paper)."""
-    tables = {
+    """Every table, as (name, line, paper), with what it costs in between where it costs anything."""
+    tables: dict[str, Mapping[str, Part]] = {
         "models": MODELS,
         "schemes": SCHEMES,
+        "locals": LOCALS,
         "updates": UPDATES,
         "optimizers": OPTIMIZERS,
         "partitions": PARTITIONS,
     }
     lines: dict[str, Lines] = {"tasks": [(name, t.line, t.source) for name, t in TASKS.items()]}
-    lines |= {kind: [(name, p.line, p.paper) for name, p in table.items()] for kind, table in tables.items()}
+    for kind, table in tables.items():
+        costs = kind in COSTED
+        lines[kind] = [
+            (name, p.line, *((p.memory or "-", p.sends or "-") if costs else ()), p.paper) for name, p in table.items()
+        ]
     return {**lines, "methods": [(name, f"{m.label}: {m.line}", "-") for name, m in NAMED.items()]}
 
 
@@ -45,11 +58,21 @@ def _list(args: argparse.Namespace) -> int:
         raise unknown("kind", args.what, everything)
     for kind, lines in everything.items():
         if args.what in (None, kind):
-            out = rich.table.Table(title=kind, title_justify="left", box=rich.box.SIMPLE_HEAD, show_header=False)
-            out.add_column(style="bold", no_wrap=True)
-            out.add_column(ratio=1)
-            out.add_column(style="dim")
-            for line in lines:
-                out.add_row(*line)
-            console.print(out)
+            console.print(_table(kind, lines))
+    if args.what in (None, *COSTED):
+        console.print(LEGEND, style="dim", soft_wrap=True, markup=False)
     return 0
+
+
+def _table(kind: str, lines: Lines) -> rich.table.Table:
+    costed = kind in COSTED
+    out = rich.table.Table(title=kind, title_justify="left", box=rich.box.SIMPLE_HEAD, show_header=costed)
+    out.add_column("name", style="bold", no_wrap=True)
+    out.add_column("", ratio=1)
+    if costed:
+        out.add_column("server memory", no_wrap=True)
+        out.add_column("sends")
+    out.add_column("paper", style="dim")
+    for line in lines:
+        out.add_row(*line)
+    return out

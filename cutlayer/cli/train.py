@@ -32,12 +32,14 @@ COMPARE = """\
 Train several methods with several seeds, in parallel processes, and print one table: best accuracy, rounds to
 90 % of FedAvg's best (R), speed-up over FedAvg, traffic and time. Interrupted? `cutlayer resume OUT` goes on.
 
-A method is a scheme (smofi), SCHEME+UPDATE (smofi+fedavgm), or a name of `cutlayer list methods`.
+A method is a scheme (smofi), a scheme with parts (smofi+fedavgm, fedavg+fedprox, smofi+fednar+slowmo), or a name of
+`cutlayer list methods`.
 
 examples:
   cutlayer compare --preset demo --out runs/demo
   cutlayer compare --schemes fedavg fedavgm smofi-full --seeds 0 1 2 --rounds 20 --out runs/y
   cutlayer compare --schemes smofi-full smofi-no-global-momentum smofi-no-alignment --out runs/ablation
+  cutlayer compare --schemes sflv1 sflv2 cyclesfl --protocol cyclesl --optimizer adam --rounds 300 --out runs/cycle
 """
 RESUME = """\
 Continue a run or a comparison that was interrupted, from its newest whole checkpoint. The result is the same,
@@ -115,7 +117,8 @@ def _compare(args: argparse.Namespace) -> int:
     base: dict[str, Any] = {}
     methods, seeds = [], [0, 1, 2]
     values = flags.config_values(args)
-    for field, instead in (("scheme", "--schemes"), ("update", "--schemes SCHEME+UPDATE"), ("seed", "--seeds")):
+    instead_of = {"scheme": "--schemes", "local": "--schemes SCHEME+LOCAL", "update": "--schemes SCHEME+UPDATE"}
+    for field, instead in {**instead_of, "seed": "--seeds"}.items():
         if (field == "seed" and field in values) or "name" in values.get(field, ()):
             raise ContractError(f"--{field}: a comparison takes {instead}")
     if args.preset and args.config:
@@ -141,9 +144,9 @@ def _compare(args: argparse.Namespace) -> int:
 def _all_used(values: dict[str, Any], comparison: compare.Comparison) -> None:
     """Refuse a parameter such as --scheme.alpha that no method of the comparison has."""
     configs = [comparison.config(m, comparison.seeds[0]) for m in comparison.methods]
-    for field in ("scheme", "update"):
+    for field in ("scheme", "local", "update"):
         for key, value in values.get(field, {}).items():
-            if not any(getattr(config, field).get(key) == value for config in configs):
+            if not any((getattr(config, field) or {}).get(key) == value for config in configs):
                 raise ContractError(f"--{field}.{key} {value}: no method of this comparison takes it")
 
 

@@ -46,8 +46,8 @@ def write(out: Path) -> tuple[Table, list[Path]]:
 
 def page(title: str, figures: Table, picture: bytes, config: str) -> str:
     """The HTML text."""
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in table.HEADINGS)
-    body = "".join(_row(table.cells(row)) for row in figures.rows)
+    head = "".join(f"<th>{html.escape(h)}</th>" for h in table.headings(figures))
+    body = "".join(_row(table.cells(row, figures)) for row in figures.rows)
     image = base64.b64encode(picture).decode()
     runs = "".join(_rounds(row) for row in figures.rows)
     return f"""<!doctype html>

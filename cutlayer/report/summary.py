@@ -48,6 +48,7 @@ class Row:
     rounds_to_target: float | None  # mean over seeds; None: not every seed reached it
     reached: int
     speedup: float | None
+    own: dict[str, float]  # with a test set per client: means over seeds, of the last round that tested everybody
     bytes_per_client: float  # both ways, a round
     seconds: float  # mean over seeds
     outcomes: list[Outcome]
@@ -68,6 +69,20 @@ class Table:
     rows: list[Row]
     baseline: str
     target: float
+
+
+OWN = ("accuracy", "f1", "mcc", "auc", "client_std", "worst_tenth")
+
+
+def _own(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """How clients fare with their own models on their own rows, where that was tested."""
+    last = [next((r.series["all"] for r in reversed(o.rounds) if "all" in r.series), None) for o in outcomes]
+    means = {}
+    for name in OWN:
+        values = [float(value) for found in last if found and (value := found.get(name)) is not None]
+        if values and len(values) == len(outcomes):
+            means[name] = statistics.fmean(values)
+    return means
 
 
 def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
@@ -114,6 +129,7 @@ def _row(label: str, outcomes: list[Outcome], target: float, reference: float | 
         rounds_to_target=needed,
         reached=sum(o.rounds_to(target) is not None for o in outcomes),
         speedup=reference / needed if reference and needed else None,
+        own=_own(outcomes),
         bytes_per_client=sum(r.bytes_up + r.bytes_down for r in rounds) / turns if turns else math.nan,
         seconds=sum(r.seconds for r in rounds) / len(outcomes) if outcomes else math.nan,
         outcomes=outcomes,

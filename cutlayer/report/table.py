@@ -12,9 +12,19 @@ import rich.table
 from cutlayer.report.summary import SHARE, Row, Table
 
 HEADINGS = ("method", "best accuracy", "R", "speed-up", "KiB per client", "seconds")
+OWN = {"accuracy": "final", "f1": "F1", "mcc": "MCC", "auc": "AUC", "worst_tenth": "worst tenth"}
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def headings(table: Table) -> tuple[str, ...]:
+    """The columns; a few more where clients were tested on rows of their own."""
+    return (*HEADINGS, *(OWN[name] for name in _own(table)))
+
+
+def _own(table: Table) -> list[str]:
+    return [name for name in OWN if any(name in row.own for row in table.rows)]
+
+
+def cells(row: Row, table: Table) -> tuple[str, ...]:
     """One row as text."""
     best = "-" if math.isnan(row.best) else f"{100 * row.best:.2f} ± {100 * row.best_std:.2f}"
     if row.diverged:
@@ -22,7 +32,8 @@ def cells(row: Row) -> tuple[str, ...]:
     needed = f">{row.budget}" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
     speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
     kib = "-" if math.isnan(row.bytes_per_client) else f"{row.bytes_per_client / 1024:,.0f}"
-    return row.label, best, needed, speedup, kib, f"{row.seconds:.1f}"
+    own = (f"{100 * row.own[name]:.2f}" if name in row.own else "-" for name in _own(table))
+    return row.label, best, needed, speedup, kib, f"{row.seconds:.1f}", *own
 
 
 def caption(table: Table) -> str:
@@ -33,21 +44,23 @@ def caption(table: Table) -> str:
         f"best accuracy: top-1 on the test set in %, best round, mean ± std over {seeds} seed{'s' * (seeds != 1)}; "
         f"R: rounds to {SHARE:.0%} of {table.baseline}'s best{at}; "
         "KiB per client: both ways, a round; seconds: a run's wall time"
+        + ("; final and on: the last round's, pooled over all clients, each on its own rows" if _own(table) else "")
     )
 
 
 def for_terminal(table: Table) -> rich.table.Table:
     out = rich.table.Table(box=rich.box.SIMPLE_HEAD, caption=caption(table), caption_justify="left")
-    for index, heading in enumerate(HEADINGS):
+    for index, heading in enumerate(headings(table)):
         out.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index > 1)
     for row in table.rows:
-        out.add_row(*cells(row))
+        out.add_row(*cells(row, table))
     return out
 
 
 def for_markdown(table: Table) -> str:
-    lines = [" | ".join(HEADINGS), " | ".join(["---"] + ["---:"] * (len(HEADINGS) - 1))]
-    lines += [" | ".join(cells(row)) for row in table.rows]
+    names = headings(table)
+    lines = [" | ".join(names), " | ".join(["---"] + ["---:"] * (len(names) - 1))]
+    lines += [" | ".join(cells(row, table)) for row in table.rows]
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 

@@ -116,7 +116,7 @@ def sequential(world: World, n: int, J: Sequence[int], relay: bool) -> None:
         gx, of_back = server_gradients(world.server, x, y)
         world.server.step(of_back, n)
         client_step(person.front, x, gx, n)
-        world.latest = copy.deepcopy(person.front.module.state_dict())
+        world.latest = {name: value.clone() for name, value in person.front.module.state_dict().items()}
 
 
 def sflv2(world: World, n: int, J: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ def cyclessl(settings: Cycle) -> RoundOf:
             x = person.front.module(inputs)
             server_phase(world.server, settings, [(x, y, person.size)], len(x), n)
             client_step(person.front, x, frozen_gradient(world.server, settings, x, y), n)
-            world.latest = copy.deepcopy(person.front.module.state_dict())
+            world.latest = {name: value.clone() for name, value in person.front.module.state_dict().items()}
 
     return play
 

@@ -202,10 +202,13 @@ def server_phase(
 
 def frozen_gradient(server: Half, cycle: Cycle, x: Tensor, y: Tensor) -> Tensor:
     """Of the mean loss over a client's own rows, with the server as it has become; only its statistics may move."""
-    judge = server.module if cycle.frozen_bn == "train" else copy.deepcopy(server.module)
-    judge.train(cycle.frozen_bn != "eval")
+    before = {name: value.clone() for name, value in server.module.state_dict().items()}
+    server.module.train(cycle.frozen_bn != "eval")
     leaf = x.detach().clone().requires_grad_()
-    (gx,) = torch.autograd.grad(functional.cross_entropy(judge(leaf), y), [leaf])
+    (gx,) = torch.autograd.grad(functional.cross_entropy(server.module(leaf), y), [leaf])
+    server.module.train()
+    if cycle.frozen_bn != "train":
+        server.module.load_state_dict(before)
     return gx
 
 

@@ -40,7 +40,7 @@ def answer(task: Task, scheme: str, local: Local) -> Any:
     return model
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_local_rule(scheme: str, local: str, optimizer: str) -> None:
@@ -61,8 +61,8 @@ def test_fedprox_with_decoupled_weight_decay(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "fedavg"])
 def test_another_optimizer_on_the_server(scheme: str, local: str) -> None:
     """Each half has its own weight decay in h."""
-    (ours, restated), task = LOCALS[local], task_of("sgd", "adam")
-    result = library(task, SCHEMES[scheme][0], "sgd", "adam", local=ours)
+    (ours, restated), task = LOCALS[local], task_of("nag", "adam")
+    result = library(task, SCHEMES[scheme][0], "nag", "adam", local=ours)
     assert difference(result.model, answer(task, scheme, restated)) <= EXACT
 
 

@@ -110,12 +110,10 @@ def test_mergesfl_with_another_optimizer_on_the_server() -> None:
 
 # ---- PSL, SGLR, SSL ----------------------------------------------------------------------------------------------
 
-PLAIN: dict[str, tuple[Any, Callable[[], Any], bool]] = {
-    "psl": ("psl", naive_split.psl, True),
-    "sglr": ("sglr", naive_split.sglr, True),
-    "sglr-all": (lambda: cl.SGLR(share=1.0), lambda: naive_split.sglr(1.0), True),
-    "sglr-least": (lambda: cl.SGLR(share=0.1), lambda: naive_split.sglr(0.1), True),
-    "ssl": ("ssl", lambda: naive_split.ssl, False),
+PLAIN: dict[str, tuple[Callable[[], Any], bool]] = {
+    "psl": (naive_split.psl, True),
+    "sglr": (naive_split.sglr, True),
+    "ssl": (lambda: naive_split.ssl, False),
 }
 VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "sgd": ({}, ["sgd"]),
@@ -129,9 +127,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scheme", PLAIN)
 def test_plain(scheme: str, variant: str) -> None:
-    (given, restated, keep), (changes, optimizers) = PLAIN[scheme], VARIANTS[variant]
+    (restated, keep), (changes, optimizers) = PLAIN[scheme], VARIANTS[variant]
     task = task_of(*optimizers, **changes, model=model_for(scheme))
-    assert agrees(task, given() if callable(given) else given, restated(), keep, *optimizers)
+    assert agrees(task, scheme, restated(), keep, *optimizers)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.75, 1.0])
+def test_sglr_share(share: float) -> None:
+    for optimizer in ("sgd", "adam"):
+        task = task_of(optimizer, model=curved_model(), last_batch="keep", clients=small_clients((6, 8, 15, 3)))
+        assert agrees(task, cl.SGLR(share=share), naive_split.sglr(share), True, optimizer)
 
 
 # ---- The Cycle family --------------------------------------------------------------------------------------------
@@ -161,16 +166,20 @@ def test_cycle_by_name(scheme: str, variant: str) -> None:
     assert agrees(task, scheme, restated(Cycle()), keep, *optimizers)
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("scheme", CYCLES)
+OF_SSL = [settings for settings in SETTINGS if not {"server_batch", "loss_weight"} & set(settings)]  # it has no others
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings"),
+    [(name, s) for name in CYCLES for s in (OF_SSL if name == "cyclessl" else SETTINGS)],
+    ids=str,
+)
 def test_cycle_settings(scheme: str, settings: dict[str, Any]) -> None:
     """Each local step is one cycle over the clients that still have a batch."""
     name, restated, keep = CYCLES[scheme]
-    if scheme == "cyclessl" and {"server_batch", "loss_weight"} & set(settings):
-        pytest.skip("CycleSSL has one batch at a time, and nothing to weight")
-    for optimizer in ("sgd", "adam"):
-        task = task_of(optimizer, model=model_for(scheme))
-        assert agrees(task, getattr(cl, name)(**settings), restated(Cycle(**settings)), keep, optimizer)
+    optimizer = "adam" if "frozen_bn" in settings else "sgd"
+    task = task_of(optimizer, model=model_for(scheme))
+    assert agrees(task, getattr(cl, name)(**settings), restated(Cycle(**settings)), keep, optimizer)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.75, 1.0])
@@ -226,7 +235,7 @@ def test_this_task_can_tell_them_apart() -> None:
     task = task_of("sgd", model=curved_model())
     answers = [sync(task, naive_split.ssl), sync(task, naive_split.mergesfl())]
     answers += [sync(task, restated(Cycle())) for _, restated, keep in CYCLES.values() if not keep]
-    keeps = [restated() for _, restated, keep in PLAIN.values() if keep]
+    keeps = [naive_split.psl(), *(naive_split.sglr(share) for share in (0.1, 0.5, 0.75, 1.0))]
     keeps += [restated(Cycle()) for _, restated, keep in CYCLES.values() if keep]
     keeps += [naive_split.cycle_keep(Cycle(**settings)) for settings in SETTINGS]
     answers += [naive_split.train_keep(task, restated)[0] for restated in keeps]

@@ -34,10 +34,12 @@ def test_slowmo(settings: dict[str, Any], length: dict[str, Any]) -> None:
     assert difference(result.model, naive_updates.train(task, SlowMo(**settings))) <= EXACT
 
 
-@LENGTHS
-@pytest.mark.parametrize("optimizer", ["nag", "adam", "adamw"])
-@pytest.mark.parametrize("buffers", ["reset", "average"])
-def test_slowmo_over_other_optimizers(buffers: str, optimizer: str, length: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "buffers", "length"),
+    [("nag", "average", FIXED), ("adam", "average", EPOCHS), ("adam", "reset", FIXED), ("adamw", "average", FIXED)],
+    ids=str,
+)
+def test_slowmo_over_other_optimizers(optimizer: str, buffers: str, length: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"lr": 0.5, "beta": 0.4, "buffers": buffers}
     task = task_of(optimizer, rounds=3, **length)
     result = library(task, "fedavg", optimizer, update=cl.SlowMo(**settings))
