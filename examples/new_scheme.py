@@ -1,16 +1,20 @@
-"""A scheme of your own: a frozen dataclass that opens a session; here, one that keeps the median-loss surrogate.
+"""A scheme of your own: a frozen dataclass that opens a session, and one line in a table.
 
 Every client trains its own surrogate; at the end of the round the server half is not the mean but that of the
-client whose last loss is the median. Not a good idea, but a whole one, and it runs wherever the others do.
+client whose last loss is the median. Not a good idea, but a whole one: with the line in the table it is a name like
+any other, for `train`, in a config, in a comparison, with every local rule, update, optimizer and protocol.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from cutlayer.data.tasks import digits
+from cutlayer.local import FedProx
 from cutlayer.models import mlp
 from cutlayer.optim import step
+from cutlayer.parts import SCHEMES
 from cutlayer.schemes.seam import Closed
+from cutlayer.table import Part
 from cutlayer.train import train
 
 
@@ -30,13 +34,11 @@ class Session:
         self.memory, self.loss = server.memory(server.slots(len(clients))), {}
 
     def step(self, wave, smashed):
-        replies = []
-        for s in smashed:
-            r = self.row[s.address.client]
-            reply = self.server.backward(self.rows, r, s)
+        replies = [self.server.backward(self.rows, self.row[s.address.client], s) for s in smashed]
+        for reply in replies:
+            r = self.row[reply.address.client]
             step(self.server.optimizer, self.memory, r, self.rows.w[r], self.rows.g[r], self.server.eta)
-            self.loss[s.address.client] = float(reply.loss)
-            replies.append(reply)
+            self.loss[reply.address.client] = float(reply.loss)
         return replies
 
     def close(self):
@@ -44,10 +46,13 @@ class Session:
         return Closed(self.rows.row(self.row[ranked[len(ranked) // 2]]))
 
 
+SCHEMES["median"] = Part(MedianServer, "the surrogate with the median loss", "an example")
+
 if __name__ == "__main__":
     data = digits()
     clients = [(data.x[j::10], data.y[j::10]) for j in range(10)]
-    model = mlp((1, 8, 8), 10)
-    for scheme in ("fedavg", MedianServer()):
-        result = train(model, clients, test=(data.x_test, data.y_test), scheme=scheme, rounds=4, batch_size=16)
-        print(f"{scheme}: {[round(r.accuracy, 3) for r in result.history]}")
+    task = {"test": (data.x_test, data.y_test), "batch_size": 16, "rounds": 4}
+    for scheme in ("fedavg", "median"):
+        for more in ({}, {"local": FedProx(0.01), "update": "fedavgm"}, {"protocol": "cyclesl", "optimizer": "adam"}):
+            result = train(mlp((1, 8, 8), 10), clients, scheme=scheme, **task, **more)
+            print(f"{scheme} {more}: {[round(r.accuracy, 3) for r in result.history]}")
