@@ -37,8 +37,9 @@ class Client:
         """Begin a round: with the weights and memory of the plan, or with those it kept, or with empty memory."""
         self.plan, self.seat, self.taken, self.clipped = plan, seat, 0, 0
         own = plan.own
-        self.start = plan.start or Vectors(own["w"], own["b"], own["i"])
-        seat.rows.put(seat.index, self.start)
+        start = plan.start or Vectors(own["w"], own["b"], own["i"])
+        seat.rows.put(seat.index, start)
+        self.w0 = start.w.to(seat.rows.w.device)
         if plan.memory is not None:
             seat.memory.put(seat.index, plan.memory)
         elif "t" in own:
@@ -69,7 +70,7 @@ class Client:
         if self._a.requires_grad:  # a front without parameters has nothing to learn
             seat.rows.backward(seat.index, self._a, reply.grad)
             w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
-            regularise(plan.local, plan.optimizer, g, w, self.start.w)
+            regularise(plan.local, plan.optimizer, g, w, self.w0)
             if plan.local is not None and clips(plan.local):
                 own = squared(g)
                 self.clipped += clip(plan.local, g, own + (reply.square or 0.0))

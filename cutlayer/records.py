@@ -61,7 +61,7 @@ class Global:
         """The half a client keeps, if it does."""
         parcel = self.kept.get(f"client/{client}")
         tensors = parcel.open() if parcel is not None else {}
-        return Vectors(tensors["w"], tensors["b"], tensors["i"]) if "w" in tensors else None
+        return Vectors(*(tensors[name].to(self.W.w.device) for name in "wbi")) if "w" in tensors else None
 
     def merged(self, sizes: Sequence[int]) -> Vectors:
         """The global model: W, or (where clients keep their half) the mean of their halves, by size, joined to W_s."""
@@ -71,7 +71,7 @@ class Global:
         total = sum(sizes[j] for j in fronts)
         W_c = mean(list(fronts.values()), [sizes[j] / total for j in fronts])
         _, W_s = self.W.split((len(W_c.w), len(W_c.b), len(W_c.i)))
-        return Vectors(*(torch.cat([c.to(s.device), s]) for c, s in zip(W_c, W_s, strict=True)))
+        return Vectors(*(torch.cat(pair) for pair in zip(W_c, W_s, strict=True)))
 
 
 class Ledger:

@@ -80,7 +80,7 @@ class Run(Iterator[Round]):
         W = self.state.W
         if own is not None:
             _, W_s = W.split(self.setup.offsets[self.setup.cuts[0]])
-            W = Vectors(*(torch.cat([c.to(s.device), s]) for c, s in zip(own, W_s, strict=True)))
+            W = Vectors(*(torch.cat(pair) for pair in zip(own, W_s, strict=True)))
         return self._joined(W)
 
     def _joined(self, W: Vectors) -> nn.Module:
