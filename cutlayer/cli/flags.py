@@ -68,7 +68,10 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     for table in TABLES:
         group = parser.add_argument_group(f"parameters of --{table.replace('_', '-')}")
         for parameter, owners in _parameters(table).items():
-            words = "; ".join(f"{name}: {_words(spec)}" for name, spec in owners)
+            said: dict[str, list[str]] = {}
+            for name, spec in owners:
+                said.setdefault(_words(spec), []).append(name)
+            words = "; ".join(f"{', '.join(names)}: {what}" for what, names in said.items())
             flag = f"--{table}.{parameter}"
             flags = list(dict.fromkeys((flag, flag.replace("_", "-"))))
             group.add_argument(
