@@ -50,10 +50,9 @@ def devices(of: list[tuple[float, float]] = DEVICES) -> tuple[list[Any], list[De
 MERGE: list[dict[str, Any]] = [{}, {"front_weights": "uniform"}, {"scale_lr": True}]
 
 
-@pytest.mark.parametrize("length", [{"local_epochs": 2}, {"local_steps": 4}], ids=str)
+@pytest.mark.parametrize(("optimizer", "length"), [("sgd", {"local_epochs": 2}), ("adam", {"local_steps": 4})], ids=str)
 @pytest.mark.parametrize("settings", MERGE, ids=str)
-@OPTIMIZER
-def test_mergesfl_with_unequal_devices(optimizer: str, settings: dict[str, Any], length: dict[str, Any]) -> None:
+def test_mergesfl_with_unequal_devices(settings: dict[str, Any], optimizer: str, length: dict[str, Any]) -> None:
     """A batch of B = 24 becomes one of 3 (the least) to 33 (all that client has)."""
     task = task_of(optimizer, clients=small_clients(BIG), batch_size=24, **length)
     given, restated = devices()
@@ -96,10 +95,11 @@ def test_mergesfl_without_devices(optimizer: str, settings: dict[str, Any]) -> N
     assert agrees(task, cl.MergeSFL(**settings), naive_split.mergesfl(None, **settings), False, optimizer)
 
 
+@pytest.mark.parametrize("length", [{"local_steps": 4}, {"local_epochs": 2}], ids=str)
 @pytest.mark.parametrize("settings", [{}, {"front_weights": "uniform"}], ids=str)
-def test_mergesfl_with_a_client_below_a_batch(settings: dict[str, Any]) -> None:
-    """With fixed steps it takes part with three rows of its own, and its slice is scaled by three."""
-    task = task_of("sgd", local_steps=4)
+def test_mergesfl_with_a_client_below_a_batch(settings: dict[str, Any], length: dict[str, Any]) -> None:
+    """It takes part with three rows, all that it has: d_j is at most |D_j|."""
+    task = task_of("sgd", **length)
     assert agrees(task, cl.MergeSFL(**settings), naive_split.mergesfl(None, **settings), False, "sgd")
 
 
@@ -166,12 +166,17 @@ def test_cycle_by_name(scheme: str, variant: str) -> None:
     assert agrees(task, scheme, restated(Cycle()), keep, *optimizers)
 
 
-OF_SSL = [settings for settings in SETTINGS if not {"server_batch", "loss_weight"} & set(settings)]  # it has no others
+FEWER = {
+    "cyclesglr": SETTINGS[::3],
+    "cyclessl": [
+        settings for settings in SETTINGS if not {"server_batch", "loss_weight"} & set(settings)
+    ],  # all it has
+}
 
 
 @pytest.mark.parametrize(
     ("scheme", "settings"),
-    [(name, s) for name in CYCLES for s in (OF_SSL if name == "cyclessl" else SETTINGS)],
+    [(name, settings) for name in CYCLES for settings in FEWER.get(name, SETTINGS)],
     ids=str,
 )
 def test_cycle_settings(scheme: str, settings: dict[str, Any]) -> None:
@@ -214,11 +219,22 @@ def test_norm_per_half(scheme: str) -> None:
     assert difference(sync(task, restated(local)), sync(task, restated(None))) > 1e-3
 
 
-@pytest.mark.parametrize("scheme", ["mergesfl", "cyclesfl"])
+@pytest.mark.parametrize("scheme", RULED)
 def test_proximal_term(scheme: str) -> None:
     task = task_of("sgd", clients=small_clients((5, 9, 6, 13)))
     given, restated = RULED[scheme]
     assert agrees(task, given, restated(FedProx(mu=0.3)), False, "sgd", local=cl.FedProx(mu=0.3))
+
+
+@pytest.mark.parametrize("rule", ["prox", "nar"])
+def test_rules_on_a_front_that_is_kept(rule: str) -> None:
+    """A front that nobody averages is pulled towards where it began the round itself."""
+    restated: Local = FedProx(mu=0.3) if rule == "prox" else FedNAR(max_norm=0.6, norm="half")
+    ours = cl.FedProx(mu=0.3) if rule == "prox" else cl.FedNAR(max_norm=0.6, norm="half")
+    model, clients = naive_split.train_keep(task_of("sgd"), naive_split.cycle_keep(Cycle(), local=restated), restated)
+    result = library(task_of("sgd"), "cyclepsl", "sgd", local=ours)
+    assert difference(result.model, model) <= EXACT
+    assert same_clients(result, clients)
 
 
 @pytest.mark.parametrize("scheme", ["mergesfl", *CYCLES])

@@ -76,9 +76,12 @@ def test_averaged_buffers_with_surrogates_for_a_round(update: str) -> None:
         assert difference(result.model, naive_updates.train(task, restated)) <= EXACT
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("settings", [{}, {"lr": 0.5, "beta": 0.4}, {"weights": "uniform"}], ids=str)
-def test_slowmo_over_smofi(settings: dict[str, Any], optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [("sgd", {}), ("adam", {"lr": 0.5, "beta": 0.4}), ("sgd", {"weights": "uniform"})],
+    ids=str,
+)
+def test_slowmo_over_smofi(optimizer: str, settings: dict[str, Any]) -> None:
     task = task_of(optimizer, rounds=3)
     result = library(task, "smofi", optimizer, update=cl.SlowMo(**settings))
     expected = naive_updates.train(task, SlowMo(**settings), naive.smofi())
