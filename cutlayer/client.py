@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -101,6 +101,12 @@ class Client:
             plan.keeps_half,
             plan.shares_memory,
         )
+
+    def leave(self) -> None:
+        """Let go of what the round was begun with."""
+        self.plan = replace(self.plan, start=None, memory=None, own={})
+        self._a = None
+        del self.w0
 
     def _noisy(self, a: Tensor) -> Tensor:
         """Each sample's activations plus Gaussian noise whose expected norm is `noise` times theirs."""

@@ -11,6 +11,7 @@ memory grows with the clients ever seen: past a limit, the parcels not used for 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -64,7 +65,7 @@ class Shelf:
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: Path | None = None
 
     def trim(self, kept: Kept) -> None:
         """Put parcels on disk, those not used for longest first, until the rest is within the limit."""
@@ -77,8 +78,9 @@ class Shelf:
                 break
             if sizes[name]:
                 if self._folder is None:
-                    self._folder = tempfile.TemporaryDirectory(prefix="cutlayer-")
-                kept[name].spill(Path(self._folder.name))
+                    self._folder = Path(tempfile.mkdtemp(prefix="cutlayer-"))
+                    weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                kept[name].spill(self._folder)
                 excess -= sizes[name]
 
 

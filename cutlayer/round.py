@@ -149,7 +149,9 @@ class Engine:
     def _server_at(self, cut: int) -> Server:
         s = self.setup
         if self._server is None or self._server[0] != cut:
-            server = Server(s.back(cut), s.server_optimizer, s.loss, s.seed, s.feed.shuffle, s.local, s.persists)
+            server = Server(
+                s.back(cut), s.server_optimizer, s.loss, s.seed, s.feed.shuffle, s.local, s.persists, s.optimizer
+            )
             self._server = cut, server
         return self._server[1]
 

@@ -61,10 +61,11 @@ def refused(match: str, **changes: Any) -> None:
         ("target = 2", {"target": 2}),
         ("seed = 'a'", {"seed": "a"}),
         ("clients = ", {"clients": []}),
-        ("protocol = 'cyclesl': this release does not have", {"protocol": "cyclesl"}),
+        ("unknown protocol 'cycle': did you mean 'cyclesl'", {"protocol": "cycle"}),
         ("labels = 'stay': this release does not have", {"labels": "stay"}),
         ("backend = 'stacked': this release does not have", {"backend": "stacked"}),
-        ("local = 'fedprox': this release does not have", {"local": "fedprox"}),
+        ("unknown local 'fedproxy': did you mean 'fedprox'", {"local": "fedproxy"}),
+        ("test = '2 of them': expected one set, or 3, one per client", {"test": [data(9), data(9)]}),
         ("keeps the server's momentum between rounds", {"cut": (0, 1), "scheme": cl.SFLV2(reset="never")}),
         ("lengths of x and y", {"clients": [(torch.zeros(3, 4), torch.zeros(2, dtype=torch.int64))]}),
         ("expected .x, y. tensors", {"clients": [3]}),
@@ -178,7 +179,7 @@ def test_scores_equal_those_computed_by_hand() -> None:
 
 def test_test_sets_per_client_are_pooled_and_none_means_no_score() -> None:
     x, y = data(40, 9)
-    pooled = cl.train(model(), CLIENTS, test=[(x[:10], y[:10]), (x[10:], y[10:])], **FAST).history
+    pooled = cl.train(model(), CLIENTS, test=[(x[:10], y[:10]), (x[10:], y[10:]), (x[:0], y[:0])], **FAST).history
     whole = cl.train(model(), CLIENTS, test=(x, y), **FAST).history
     assert [r.accuracy for r in pooled] == [r.accuracy for r in whole]
     assert all(r.accuracy is None for r in cl.train(model(), CLIENTS, **FAST).history)

@@ -27,6 +27,7 @@ class LocalCohort:
             self._rows = Rows(self.front(cut), n)
             self._memory = Memory(plans[0].optimizer, self._rows.w)
             self._cut = cut
+        self._opened = [plan.address.client for plan in plans]
         for index, plan in enumerate(plans):
             self.clients[plan.address.client].open(plan, Seat(self._rows, self._memory, index))
 
@@ -45,4 +46,8 @@ class LocalCohort:
             self.clients[momentum.address.client].adopt(momentum)
 
     def close(self, clients: Sequence[int]) -> list[Report]:
-        return [self.clients[j].close() for j in clients]
+        reports = [self.clients[j].close() for j in clients]
+        for j in self._opened:
+            self.clients[j].leave()
+        self._opened = []
+        return reports

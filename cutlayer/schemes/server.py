@@ -31,9 +31,10 @@ class Server:
         shuffle: bool,
         local: Local | None = None,
         persists: bool = False,
+        client_optimizer: Optimizer | None = None,
     ) -> None:
         self.half, self.optimizer, self.loss, self.seed, self.shuffle = half, optimizer, loss, seed, shuffle
-        self.local, self.persists = local, persists
+        self.local, self.persists, self.client_optimizer = local, persists, client_optimizer or optimizer
         self._rows: Rows | None = None
         self._memory: Memory | None = None
         self._left: dict[int, Tensor] = {}  # row -> the first moment that was handed out for it, and is still in it
@@ -137,6 +138,7 @@ class Server:
         """What the optimizer's memory is at the end of the round, by owner, where it lives on."""
         kept = {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
         self._left = {r: moments.m[0] for r, moments in enumerate(kept.values())}
+        self._kept = lambda owner: None  # let go of the round before
         return kept
 
     def moments(self, row: int) -> Moments:

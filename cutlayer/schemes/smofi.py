@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cutlayer.errors import expect
 from cutlayer.fusion import Fusion, Staleness
+from cutlayer.local import joint
 from cutlayer.messages import CutGrad, Momentum, Smashed
 from cutlayer.optim import Moments
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
@@ -70,7 +71,7 @@ class Fused:
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion
         self.m_j = [torch.zeros_like(m) for m in self.m_bar]  # scratch
         self.t = self.memory.t[0]  # steps before this round
-        self.clients = Fusion(staleness, server.optimizer)
+        self.clients = Fusion(staleness, server.client_optimizer)
         self.history: dict[int, list[Tensor]] = {}  # line 1: H <- {}
         self.last: dict[int, int] = {}  # k_j
         self.k = 0
@@ -79,11 +80,16 @@ class Fused:
         server, rows, optimizer = self.server, self.rows, self.server.optimizer
         if not smashed:
             return []
-        self._record([s.address.client for s in smashed])
+        active = [s.address.client for s in smashed]
+        asks = joint(server.local)  # then a step may be called off, and the gradient before it is wanted back
+        last = {j: rows.g[self.row[j]].clone() for j in active if j in self.last} if asks else {}
         replies = [server.backward(rows, self.row[s.address.client], s) for s in smashed]  # lines 6, 7 and 10
         A = [reply.address.client for reply in server.agreed(replies)]
+        for j in last.keys() - set(A):
+            rows.g[self.row[j]] = last[j]
         if not A:
             return replies
+        self._record(A)
         # The next m_bar grows in the buffer of the one before: first beta*|A|*m_bar, then each fresh gradient.
         total = self.before
         for new, old, beta in zip(total, self.m_bar, optimizer.betas, strict=True):
