@@ -35,7 +35,7 @@ class Client:
 
     def open(self, plan: Plan, seat: Seat) -> None:
         """Begin a round: with the weights and memory of the plan, or with those it kept, or with empty memory."""
-        self.plan, self.seat, self.taken, self.clipped = plan, seat, 0, 0
+        self.plan, self.seat, self.taken, self.tried, self.clipped = plan, seat, 0, 0, 0
         own = plan.own
         start = plan.start or Vectors(own["w"], own["b"], own["i"])
         seat.rows.put(seat.index, start)
@@ -73,6 +73,7 @@ class Client:
             regularise(plan.local, plan.optimizer, g, w, self.w0)
             if plan.local is not None and clips(plan.local):
                 own = squared(g)
+                self.tried += 1
                 self.clipped += clip(plan.local, g, own + (reply.square or 0.0))
             step(plan.optimizer, seat.memory, seat.index, w, g, plan.eta)
         self._a = None
@@ -97,6 +98,7 @@ class Client:
             len(self.source),
             seat.memory.get(seat.index),
             self.place + self.taken,
+            self.tried,
             self.clipped,
             plan.keeps_half,
             plan.shares_memory,

@@ -32,8 +32,14 @@ def refuse_senseless(
         _local(scheme, local, (optimizer, server_optimizer))
     if buffers_of(update) == "average":
         _averaged_memory(scheme, update, optimizer, server_optimizer, protocol)
-    if getattr(scheme, "fuse_clients", False) and not any(optimizer.betas):
-        raise ContractError(f"scheme = {scheme}: there is no momentum to fuse on the clients with {optimizer}")
+    if getattr(scheme, "fuse_clients", False):
+        if not any(optimizer.betas):
+            raise ContractError(f"scheme = {scheme}: there is no momentum to fuse on the clients with {optimizer}")
+        if protocol == "cyclesl" and getattr(scheme, "rebias_history", False):
+            raise ContractError(
+                f"scheme = {scheme}: in protocol 'cyclesl' each client's step counter is its own, so stale client moments "
+                "have no common correction; expected rebias_history=False"
+            )
     if redrawn_cut:
         _redrawn(scheme, protocol)
 
@@ -65,6 +71,9 @@ def _averaged_memory(
             f"update = {update}: it averages the momentum of every client's whole model over the round, and {scheme} "
             "does not keep one for each client from the round's start to its end; expected scheme 'fedavg'"
         )
+    for each in (optimizer, server_optimizer):
+        if not any(each.betas):
+            raise ContractError(f"update = {update}: it averages momentum, and {each} has none; expected some")
     if len(optimizer.betas) != len(server_optimizer.betas):
         raise ContractError(
             f"update = {update}: it averages whole models' momentum; expected one kind of optimizer on both sides, "

@@ -59,7 +59,12 @@ class Config(BaseModel):
         description="smofi: epochs, optimizers start every round with empty memory, one test set; "
         "cyclesl: one batch per client and round, memory lives on, each client is tested on rows of its own",
     )
-    holdout: float = Field(0.1, gt=0, lt=1, description="cyclesl: the share of a client's rows it is tested on")
+    holdout: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="share of a client's rows it is tested on: cyclesl, and tasks without test rows",
+    )
     rounds: int = Field(20, description="communication rounds")
     participation: int | float = Field(1.0, description="clients per round: a rate (0.2), or a number (6)")
     batch_size: int = Field(8, description="samples per step")
@@ -67,10 +72,10 @@ class Config(BaseModel):
     local_steps: int | None = Field(None, description="steps per round instead of epochs")
     last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
     small_client: Literal["skip", "one_batch"] | None = Field(
-        None, description="a client with less than one batch (default: skip; with --local-steps one_batch)"
+        None, description="a client with less than one batch (default: skip; in smofi with --local-steps one_batch)"
     )
     noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
-    kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory")
+    kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
     devices: Literal["alike", "lognormal"] = Field(
         "alike", description="the clients' machines, for schemes that regulate batch sizes by them"
     )
@@ -123,6 +128,8 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
     """A part with every parameter spelled out, checked: names, types and values."""
     spec, table = _table(field, given), TABLES[field]
     name = spec.pop("name", None)
+    if name is None:
+        raise ContractError(f"{field} = {given!r}: parameters without a name; expected a name of {', '.join(table)}")
     if name not in table:
         raise unknown(field, name, table)
     part = table[name]
@@ -232,6 +239,6 @@ def read(path: Path) -> dict[str, Any]:
 
 def dump(config: Config) -> str:
     """The config as TOML, parts last."""
-    values = {k: v for k, v in config.model_dump(mode="json").items() if v is not None}
+    values = {k: v for k, v in config.model_dump().items() if v is not None}
     plain = {k: v for k, v in values.items() if k not in TABLES}
     return tomli_w.dumps({**plain, **{k: values[k] for k in TABLES if k in values}})

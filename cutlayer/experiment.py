@@ -119,6 +119,7 @@ class Experiment:
         run = assemble(config)
         store.claim(out, "config.toml", text.dump(config), overwrite)
         lock = store.Lock(out)
+        run.setup.shelf.place(out / store.SPILL)
         store.save(out, run.state)
         return cls(config, out, run, [], lock)
 
@@ -137,6 +138,8 @@ class Experiment:
             if rounds_done:
                 warnings.warn(f"{out}: no checkpoint of its rounds; starting again", store.LostJournal, stacklevel=2)
             store.save(out, run.state)
+        run.setup.shelf.place(out / store.SPILL)
+        store.forget_after(out, 0 if found is None else found.n)
         history = journal.trim(out / "journal.jsonl", 0 if found is None else found.n)
         if found is not None:
             run.resume(found, history)
@@ -210,8 +213,8 @@ class Experiment:
 
 
 def load(path: str | Path) -> nn.Module:
-    """A model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`), ready
-    for inference: `back(front(x))` is `model(x)`."""
+    """A model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`, or a
+    client's own `fronts/client-3.safetensors`), ready for inference: `back(front(x))` is `model(x)`."""
     try:
         with safe_open(str(path), framework="pt") as file:
             words = (file.metadata() or {}).get("cutlayer")

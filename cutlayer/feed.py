@@ -21,7 +21,8 @@ class Feed:
 
     `steps` overrides `epochs`: the loader wraps, in a new order each time, until that many steps are done.
     `last_batch="keep"` keeps the incomplete batch; `small_client="one_batch"` gives a client with fewer than B
-    samples one batch of all of them per epoch instead of skipping it; None: skipped, but with `steps` one batch.
+    samples one batch of all of them per epoch instead of skipping it; None: it is skipped, but with `steps` and
+    not `onward` it gets one batch.
     `onward`: a client's loader goes on where its last round ended, instead of beginning anew each round.
     """
 

@@ -11,7 +11,8 @@ Broadcasting is one copy, averaging and momentum are one expression on rows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -199,12 +200,13 @@ def half(model: nn.Module, lo: int, hi: int, device: torch.device) -> Half:
     return Half(blocks[lo:hi], device, Half(blocks, device).dtypes)
 
 
-def mean(rows: Sequence[Vectors], p: Sequence[float]) -> Vectors:
+def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:
     """sum_j p_j row_j, in the order given (in single precision at least); counters by their maximum."""
-    first = rows[0]
+    rows = iter(rows)
+    first = next(rows)
     w, b = (torch.zeros_like(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in (first.w, first.b))
     i = first.i.clone()
-    for row, p_j in zip(rows, p, strict=True):
+    for row, p_j in zip(chain([first], rows), p, strict=True):
         w.add_(row.w, alpha=p_j)
         b.add_(row.b, alpha=p_j)
         torch.maximum(i, row.i, out=i)

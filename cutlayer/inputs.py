@@ -80,7 +80,7 @@ def probed(
     filled = [s for s in trains if len(s)]
     expect(len(filled) > 0, "clients", [0] * len(trains), "at least one client with samples")
     device = device_of(blocks_of(model))
-    smallest = min((feed.smallest(len(s)) for s in filled), default=2)
+    smallest = min((feed.smallest(len(s)) for s in filled if feed.per_epoch(len(s))), default=2)
     categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     classes: int | None = None
     seen: dict[object, Shape] = {}

@@ -67,6 +67,16 @@ class Shelf:
         self.limit = limit
         self._folder: Path | None = None
 
+    def place(self, folder: Path) -> None:
+        """Spill into this folder, emptied first, instead of the system's temporary one."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._use(folder)
+
+    def _use(self, folder: Path) -> None:
+        self._folder = folder
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+
     def trim(self, kept: Kept) -> None:
         """Put parcels on disk, those not used for longest first, until the rest is within the limit."""
         if self.limit is None:
@@ -78,8 +88,8 @@ class Shelf:
                 break
             if sizes[name]:
                 if self._folder is None:
-                    self._folder = Path(tempfile.mkdtemp(prefix="cutlayer-"))
-                    weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                    self._use(Path(tempfile.mkdtemp(prefix="cutlayer-")))
+                assert self._folder is not None
                 kept[name].spill(self._folder)
                 excess -= sizes[name]
 

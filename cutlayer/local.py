@@ -64,8 +64,8 @@ class FedNAR:
     mu: float = 0.0
 
     def __post_init__(self) -> None:
-        ok = isinstance(self.max_norm, int | float) and not isinstance(self.max_norm, bool) and self.max_norm > 0
-        expect(ok, "max_norm", self.max_norm, "a number above 0")
+        ok = self.max_norm == math.inf or (is_number(self.max_norm) and self.max_norm > 0)
+        expect(ok, "max_norm", self.max_norm, "a number above 0, or infinity")
         expect(self.norm in ("joint", "half"), "norm", self.norm, "'joint' or 'half'")
         _check_mu(self.mu)
 

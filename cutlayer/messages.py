@@ -113,7 +113,8 @@ class Report:
     samples: int  # |D_j|
     memory: Moments
     place: int = 0  # batches taken so far, over all rounds
-    clipped: int = 0  # steps whose gradient was clipped
+    tried: int = 0  # gradients that the local rule could clip
+    clipped: int = 0  # and those that it did
     keeps_half: bool = False
     shares_memory: bool = False
 

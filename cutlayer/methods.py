@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cutlayer.errors import unknown
+from cutlayer.errors import ContractError, unknown
 from cutlayer.parts import LOCALS, SCHEMES, UPDATES
 
 
@@ -71,7 +71,9 @@ def method(name: str) -> Method:
     changes: dict[str, Any] = {"scheme": scheme}
     for part in rest:
         field = "local" if part in LOCALS else "update" if part in UPDATES else ""
-        if not field or field in changes:
+        if field in changes:
+            raise ContractError(f"method = {name!r}: expected one {field} at most")
+        if not field:
             raise unknown("part of a method", part, [*LOCALS, *(u for u in UPDATES if u != "fedavg")])
         changes[field] = part
     if scheme not in SCHEMES:

@@ -64,12 +64,12 @@ class Global:
         return Vectors(*(tensors[name].to(self.W.w.device) for name in "wbi")) if "w" in tensors else None
 
     def merged(self, sizes: Sequence[int]) -> Vectors:
-        """The global model: W, or (where clients keep their half) the mean of their halves, by size, joined to W_s."""
-        fronts = {j: front for j in sorted(self.turns) if (front := self.front(j)) is not None}
-        if not fronts:
+        """Where clients keep their half: the mean of their halves, by size, joined to W_s. One is read at a time."""
+        seen = sorted(self.turns)
+        if not seen:
             return self.W
-        total = sum(sizes[j] for j in fronts)
-        W_c = mean(list(fronts.values()), [sizes[j] / total for j in fronts])
+        total = sum(sizes[j] for j in seen)
+        W_c = mean((front for j in seen if (front := self.front(j)) is not None), [sizes[j] / total for j in seen])
         _, W_s = self.W.split((len(W_c.w), len(W_c.b), len(W_c.i)))
         return Vectors(*(torch.cat(pair) for pair in zip(W_c, W_s, strict=True)))
 

@@ -249,12 +249,12 @@ class Engine:
         if buffers_of(s.update) == "average":
             rows = {j: r for r, j in enumerate(server.samples)}
             pairs = [(report.memory, server.moments(rows[report.address.client])) for report in reports]
-            m = [
-                sum(p_j * torch.cat([c.m[i], b.m[i]]) for p_j, (c, b) in zip(p, pairs, strict=True))
+            none = torch.empty(0)
+            m = (
+                mean((Vectors(torch.cat([c.m[i], b.m[i]]), none, none) for c, b in pairs), p).w
                 for i in range(len(s.optimizer.betas))
-            ]
-            t = max(half.t for pair in pairs for half in pair)
-            made["momentum"] = Moments(tuple(torch.as_tensor(v) for v in m), t).named()
+            )
+            made["momentum"] = Moments(tuple(m), max(half.t for pair in pairs for half in pair)).named()
         return {owner: Parcel(n, tensors) for owner, tensors in made.items()}
 
     def _check_finite(
@@ -292,15 +292,17 @@ class Engine:
         s, n, ledger = self.setup, after.n, exchange.ledger
         clients = tuple(report.address.client for report in reports)
         due = n % s.evaluate_every == 0 or n == s.rounds
+        keeps = s.scheme.carry == "keep"
         scores, series = Scores(), {}
         if s.evaluator and s.evaluator.per_client and (due or s.persists):
-            series = dict(s.evaluator.by_client(after.W, after.front, clients, after.turns, due))
+            front = after.front if keeps else lambda client: None
+            series = dict(s.evaluator.by_client(after.W, front, clients, after.turns, due))
             scores = Scores(**{name: series["all"][name] for name in asdict(scores)}) if due else scores
         elif s.evaluator and not s.evaluator.per_client and due:
-            scores = s.evaluator.pooled(after.merged(s.sizes))
+            scores = s.evaluator.pooled(after.merged(s.sizes) if keeps else after.W)
         if scores.loss is not None and not math.isfinite(scores.loss):
             raise Diverged(f"round {n}: the test loss became {scores.loss}, {self._rates(n)}")
-        tried = server.steps + ledger.steps
+        tried = server.steps + sum(report.tried for report in reports)
         clipped = server.clipped + sum(report.clipped for report in reports)
         return Round(
             n=n,

@@ -35,6 +35,7 @@ from cutlayer.records import Global
 
 FORMAT = 2
 KEEP = 2
+SPILL = ".spill"  # what did not fit in memory, while a run is under way
 HEADER = "# Written by cutlayer: the whole text of this run.\n"
 _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
@@ -134,6 +135,13 @@ def save(run: Path, state: Global) -> None:
     for file in (folder / "kept").glob("*.safetensors"):
         if file.name not in named:
             file.unlink()
+
+
+def forget_after(run: Path, n: int) -> None:
+    """Remove checkpoints of later rounds than n: they belong to a training whose journal is lost."""
+    for path in (run / "checkpoints").glob("[0-9]*"):
+        if int(path.name) > n:
+            shutil.rmtree(path)
 
 
 def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:

@@ -29,6 +29,7 @@ from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.records import Global, Round
 from cutlayer.round import Engine, Setup, one_thread
 from cutlayer.schemes import Scheme
+from cutlayer.schemes.seam import Regulates
 from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
 
@@ -67,7 +68,8 @@ class Run(Iterator[Round]):
     @property
     def model(self) -> nn.Module:
         """The joined global model, as a copy; where clients keep their half, with the mean of those, by size."""
-        return self._joined(self.state.merged(self.setup.sizes))
+        keeps = self.setup.scheme.carry == "keep"
+        return self._joined(self.state.merged(self.setup.sizes) if keeps else self.state.W)
 
     @property
     def clients(self) -> Personal:
@@ -178,12 +180,17 @@ def rounds(
     persists = protocol == "cyclesl"
     steps = 1 if persists and local_steps is None else local_steps
     feed = Feed(batch_size, local_epochs, steps, shuffle, last_batch, small_client, seed, onward=persists)
+    if persists and devices is not None and isinstance(chosen, Regulates):
+        raise ContractError(
+            f"devices: {chosen} sets batch sizes by them, anew every round, and protocol 'cyclesl' goes on in the data "
+            "batch by batch; expected None"
+        )
     trains = inputs.sources(clients, start.W.w.dtype, "clients")
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
     with one_thread():
         shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
     sizes = [len(s) for s in trains]
-    if not any(feed.per_epoch(size) for size in sizes):
+    if not any(feed.per_epoch(size) for size in sizes) and not isinstance(chosen, Regulates):
         raise ContractError(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
             f"expected at most {max(sizes)}, or small_client='one_batch'"
@@ -224,6 +231,8 @@ def _parts(
     server_optimizer: str | Optimizer | None,
 ) -> tuple[Optimizer, Optimizer, Scheme, Local | None, Update]:
     """The parts by name or as objects, each what it should be; an update may bring its own local step with it."""
+    for field, given in (("scheme", scheme), ("optimizer", optimizer)):
+        expect(given is not None, field, None, "a name or an object")
     chosen: Scheme = build("scheme", SCHEMES, scheme, ("wave_order", "carry", "open"))
     rule: Local | None = build("local", LOCALS, local, ("pull", "max_norm", "norm"))
     updating: Update = FedAvg() if update is None else build("update", UPDATES, update, ("__call__",))
@@ -285,7 +294,7 @@ def train(*arguments: Any, **named: Any) -> Result:
     protocol        "smofi": epochs, optimizer memory empty at the start of every round; "cyclesl": one batch (or
                     local_steps) per client and round, memory and the place in the data kept between rounds
     last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch" (None: skipped, but with
-                    local_steps one batch of all its samples)
+                    local_steps in the smofi protocol one batch of all its samples)
     noise           Gaussian noise on the smashed data, its norm relative to theirs
     devices         one Device(seconds, kbps) per client, for schemes that regulate batch sizes
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from cutlayer.errors import ContractError, expect, is_number
+from cutlayer.errors import expect, is_number
 from cutlayer.optim import NAG, SGD, Optimizer
 
 State = dict[str, Tensor]
@@ -77,7 +77,9 @@ class SlowMo:
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State, eta: Eta) -> Tensor:
         u = state.get("u", torch.zeros_like(W))
-        state["u"] = self.beta * u + (W - W_bar) / eta
+        rate = torch.as_tensor(eta, dtype=W.dtype, device=W.device)
+        moved = torch.where(rate > 0, (W - W_bar) / rate, torch.zeros_like(W))  # at rate 0 nothing has moved
+        state["u"] = self.beta * u + moved
         return W - self.lr * eta * state["u"]
 
 
@@ -96,8 +98,6 @@ class FedNAG:
 
     def optimizer(self, given: Optimizer) -> Optimizer:
         """The local optimizer this update needs, in place of the one given."""
-        if not any(given.betas):
-            raise ContractError(f"update = {self}: it averages momentum, and {given} has none; expected some")
         if type(given) is SGD:
             return NAG(given.lr, given.momentum, given.weight_decay, given.decay)
         return given

@@ -2,7 +2,7 @@
 
 Every client trains its own surrogate; at the end of the round the server half is not the mean but that of the
 client whose last loss is the median. Not a good idea, but a whole one: with the line in the table it is a name like
-any other, for `train`, in a config, in a comparison, with every local rule, update, optimizer and protocol.
+any other, for `train`, in a config, in a comparison, with local rules, updates, every optimizer and both protocols.
 """
 
 from dataclasses import dataclass

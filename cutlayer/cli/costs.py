@@ -13,7 +13,7 @@ import rich.table
 
 from cutlayer import costs
 from cutlayer.cli.progress import console
-from cutlayer.errors import expect, unknown
+from cutlayer.errors import StoreError, expect, unknown
 from cutlayer.files import write_aside
 from cutlayer.parts import OPTIMIZERS, SCHEMES
 from cutlayer.round import one_thread
@@ -27,6 +27,7 @@ examples:
   cutlayer costs
   cutlayer costs --schemes fedavg smofi cyclesfl --clients 10 100 --optimizer adam --out costs.json
 """
+MOST = 1000
 COLUMNS = {"memory": ".1f", "compute": ".1f", "latency": "d"}
 
 
@@ -46,8 +47,10 @@ def _costs(args: argparse.Namespace) -> int:
             raise unknown("scheme", name, SCHEMES)
     if args.optimizer not in OPTIMIZERS:
         raise unknown("optimizer", args.optimizer, OPTIMIZERS)
-    expect(all(m >= 1 for m in args.clients), "clients", args.clients, "whole numbers, at least 1")
+    expect(all(1 <= m <= MOST for m in args.clients), "clients", args.clients, f"whole numbers from 1 to {MOST}")
     expect(args.batch_size >= 2, "batch_size", args.batch_size, "a whole number, at least 2")
+    if args.out and not Path(args.out).resolve().parent.is_dir():
+        raise StoreError(f"{args.out}: no such folder to write it to")
     optimizer = OPTIMIZERS[args.optimizer].make()
     with one_thread(), console.status("measuring") as status:
         found = []

@@ -56,7 +56,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     for name, field in Config.model_fields.items():
         default = field.default["name"] if name in TABLES and field.default else field.default
         shown = "" if default is None or name in ("model", "cut") else f" (default: {default})"
-        names = f" - {', '.join(TABLES[name])}" if name in TABLES else ""
+        names = f" - {', '.join(TABLES[name])}" if name in TABLES else _choices(field.annotation)
         group.add_argument(
             "--" + name.replace("_", "-"),
             dest=name,
@@ -82,6 +82,13 @@ def add_config(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 help=words,
             )
+
+
+def _choices(annotation: Any) -> str:
+    """The words a plain field may be, if it is a choice."""
+    options = [annotation, *get_args(annotation)]
+    words = [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]
+    return f" - {', '.join(words)}" if len(words) > 1 else ""
 
 
 def _parameters(table: str) -> dict[str, list[tuple[str, inspect.Parameter]]]:

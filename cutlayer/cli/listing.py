@@ -23,7 +23,8 @@ COSTED = ("schemes", "locals", "updates")
 LEGEND = (
     "server memory in server halves; sends: per client and step, without the front's way down and up once a round.\n"
     "m: clients of a round; o: moments of the optimizer, SGD 1, Adam 2; A: bytes of a batch's activations (the labels\n"
-    "come on top); W, Wc: the whole model, the client half. `cutlayer costs` measures all this."
+    "come on top); W, Wc: the whole model, the client half. `cutlayer costs` measures the schemes.\n"
+    "SMoFi under Adam also keeps one second moment of each client that has finished its round."
 )
 
 

@@ -32,7 +32,11 @@ def cells(row: Row, table: Table) -> tuple[str, ...]:
     needed = f">{row.budget}" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
     speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
     kib = "-" if math.isnan(row.bytes_per_client) else f"{row.bytes_per_client / 1024:,.0f}"
-    own = (f"{100 * row.own[name]:.2f}" if name in row.own else "-" for name in _own(table))
+    percent = ("accuracy", "worst_tenth")
+    own = (
+        ("-" if name not in row.own else f"{100 * row.own[name]:.2f}" if name in percent else f"{row.own[name]:.3f}")
+        for name in _own(table)
+    )
     return row.label, best, needed, speedup, kib, f"{row.seconds:.1f}", *own
 
 
@@ -40,8 +44,9 @@ def caption(table: Table) -> str:
     """What the columns mean."""
     seeds = max((len(row.outcomes) for row in table.rows), default=0)
     at = "" if math.isnan(table.target) else f", {100 * table.target:.2f} %"
+    rows = "the clients' own rows" if _own(table) else "the test set"
     return (
-        f"best accuracy: top-1 on the test set in %, best round, mean ± std over {seeds} seed{'s' * (seeds != 1)}; "
+        f"best accuracy: top-1 on {rows} in %, best round, mean ± std over {seeds} seed{'s' * (seeds != 1)}; "
         f"R: rounds to {SHARE:.0%} of {table.baseline}'s best{at}; "
         "KiB per client: both ways, a round; seconds: a run's wall time"
         + ("; final and on: the last round's, pooled over all clients, each on its own rows" if _own(table) else "")

@@ -118,7 +118,8 @@ class Cycled:
         """ServerGrad(B_f, freeze=false), Eq. 2: E_s epochs over the features, in batches drawn anew each epoch."""
         server, rows = self.server, self.rows
         f, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
-        w = torch.cat([torch.full((len(s.y),), server.samples[s.address.client]) for s in smashed]).to(f)
+        sizes = [torch.full((len(s.y),), float(server.samples[s.address.client])) for s in smashed]
+        w = torch.cat(sizes).to(f.device, torch.promote_types(f.dtype, torch.float32))
         for e in range(self.epochs):
             for part in self._batches(len(y), e):
                 if len(part) == 1 and len(y) > 1 and self._needs_two(f[part]):

@@ -64,8 +64,8 @@ class MergeSFL:
         Phi_0 = histogram(EVERYBODY)
         merged: NDArray[np.float64] = 0 * Phi_0
         chosen: list[int] = []
-        rest = sorted(pool, key=lambda j: (turns.get(j, 0), j))
-        while len(chosen) < min(m, len(pool)):
+        rest = sorted((j for j in pool if histogram(j).any()), key=lambda j: (turns.get(j, 0), j))
+        for _ in range(min(m, len(rest))):
             sums = {j: merged + d[j] * histogram(j) for j in rest}
             best = min(rest, key=lambda j: _divergence(sums[j] / sums[j].sum(), Phi_0))
             merged = sums[best]

@@ -130,7 +130,7 @@ class Fused:
         m = self.staleness.total(active, list(s.values()))
         for i, beta in enumerate(self.server.optimizer.betas):
             for j, s_j in s.items():
-                rebias = self.staleness.rebias(beta, k, self.last[j]) if corrected else 1.0
+                rebias = self.staleness.rebias(beta, self.t + k, self.t + self.last[j]) if corrected else 1.0
                 total[i].add_(self.history[j][i], alpha=s_j * rebias)
             total[i].div_(m)
         self.before, self.m_bar = self.m_bar, total
