@@ -37,8 +37,8 @@ def refuse_senseless(
             raise ContractError(f"scheme = {scheme}: there is no momentum to fuse on the clients with {optimizer}")
         if protocol == "cyclesl" and getattr(scheme, "rebias_history", False):
             raise ContractError(
-                f"scheme = {scheme}: in protocol 'cyclesl' each client's step counter is its own, so stale client moments "
-                "have no common correction; expected rebias_history=False"
+                f"scheme = {scheme}: in protocol 'cyclesl' each client's step counter is its own, so clients' stale "
+                "moments have no common correction; expected rebias_history=False"
             )
     if redrawn_cut:
         _redrawn(scheme, protocol)
