@@ -12,30 +12,12 @@ import torch
 from torch import nn
 
 import cutlayer as cl
-from tests.equal import naive
+from tests.equal import compare, naive
+from tests.equal.compare import EXACT
 from tests.equal.naive import Rule, Scheme, Task, difference, small_clients, small_model
 
-EXACT = 1e-9
 CUT = 1
-
-OPTIMIZERS: dict[str, tuple[Any, Rule]] = {
-    "sgdm": (
-        cl.SGD(lr=0.05, momentum=0.9, weight_decay=0.01, decay=0.97),
-        Rule("sgd", lr=0.05, momentum=0.9, weight_decay=0.01, decay=0.97),
-    ),
-    "nag": (
-        cl.NAG(lr=0.05, momentum=0.9, weight_decay=0.01, decay=0.97),
-        Rule("nag", lr=0.05, momentum=0.9, weight_decay=0.01, decay=0.97),
-    ),
-    "adam": (
-        cl.Adam(lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.02, decay=0.97),
-        Rule("adam", lr=0.01, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.02, decay=0.97),
-    ),
-    "adamw": (
-        cl.AdamW(lr=0.01, betas=(0.8, 0.999), eps=1e-8, weight_decay=0.05, decay=0.97),
-        Rule("adamw", lr=0.01, betas=(0.8, 0.999), eps=1e-8, weight_decay=0.05, decay=0.97),
-    ),
-}
+OPTIMIZERS = {"sgdm": compare.OPTIMIZERS["sgd"], **{k: compare.OPTIMIZERS[k] for k in ("nag", "adam", "adamw")}}
 # The naive side is made anew for each run: SFLV2(reset="never") remembers.
 SCHEMES: dict[str, tuple[Any, Callable[[], Scheme]]] = {
     "fedavg": ("fedavg", lambda: naive.fedavg),
