@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from cutlayer.flat import Rows, Vectors
 from cutlayer.local import clip, clips, joint, regularise, squared
 from cutlayer.messages import Address, CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.optim import Memory, Moments, step
-from cutlayer.rng import address, seed_forward
+from cutlayer.rng import address, rng, seed_forward
 
 
 @dataclass
@@ -54,7 +55,8 @@ class Client:
         """The next step's smashed data."""
         seat = self.seat
         seed_forward(self.plan.feed.seed, self.plan.address.round, self.id, self.taken, "client")
-        x, y = self.source.take(next(self._batches), seat.rows.half.device)
+        draw = functools.partial(rng, self.plan.feed.seed, self.plan.address.round, self.id, f"augment/{self.taken}")
+        x, y = self.source.take(next(self._batches), seat.rows.half.device, draw)
         with torch.enable_grad():
             self._a = seat.rows.forward(seat.index, x)
         return Smashed(self._here(), self._noisy(self._a.detach()), y)
@@ -103,12 +105,6 @@ class Client:
             plan.keeps_half,
             plan.shares_memory,
         )
-
-    def leave(self) -> None:
-        """Let go of what the round was begun with."""
-        self.plan = replace(self.plan, start=None, memory=None, own={})
-        self._a = None
-        del self.w0
 
     def _noisy(self, a: Tensor) -> Tensor:
         """Each sample's activations plus Gaussian noise whose expected norm is `noise` times theirs."""

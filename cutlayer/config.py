@@ -20,7 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from cutlayer.compose import brought, refuse_senseless
 from cutlayer.data import PARTITIONS
+from cutlayer.data.own import OWN
 from cutlayer.data.tasks import TASKS
+from cutlayer.devices import PROFILES
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
 from cutlayer.models import MODELS
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
@@ -74,10 +76,29 @@ class Config(BaseModel):
     small_client: Literal["skip", "one_batch"] | None = Field(
         None, description="a client with less than one batch (default: skip; in smofi with --local-steps one_batch)"
     )
+    data: str | None = Field(
+        None,
+        description="your own data: a folder of images by class (or by client and class), a .npz or a .parquet file; "
+        "a task of its own",
+    )
+    data_test: str | None = Field(None, description="your own test rows, of the same kind (default: --holdout)")
+    x_column: str = Field("x", description="your own data: the inputs' array or column; several columns: a,b,c")
+    y_column: str = Field("y", description="your own data: the labels' array or column")
+    owner_column: str | None = Field(None, description="your own data: the column that says whose a row is")
+    layout: Literal["auto", "class", "client"] = Field("auto", description="your own folder: by class, or by client")
+    image_size: int | None = Field(None, ge=1, description="your own images: resized to this many pixels square")
+    augment: bool = Field(False, description="shift and mirror training images at random, where the task does that")
     noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
     kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
-    devices: Literal["alike", "lognormal"] = Field(
-        "alike", description="the clients' machines, for schemes that regulate batch sizes by them"
+    devices: str = Field(
+        "alike",
+        description="the clients' machines, for simulated seconds and for schemes that regulate batch sizes by them - "
+        + ", ".join(PROFILES),
+    )
+    kappa: float = Field(100.0, gt=0, description="simulated seconds: the server is so many times as fast as a client")
+    count_sync: bool = Field(False, description="simulated seconds: count the fronts' way down and up")
+    sequential: Literal["strict", "paper_like"] = Field(
+        "strict", description="simulated seconds of SFLV2: clients strictly in turn, or only the server's work"
     )
     evaluate_every: int = Field(1, description="rounds between evaluations")
     target: float | None = Field(None, description="stop once the test accuracy is at least this")
@@ -96,6 +117,13 @@ class Config(BaseModel):
             raise unknown("task", task, TASKS)
         return task
 
+    @field_validator("devices")
+    @classmethod
+    def _known_profile(cls, devices: str) -> str:
+        if devices not in PROFILES:
+            raise unknown("devices", devices, PROFILES)
+        return devices
+
     @field_validator(*TABLES, mode="before")
     @classmethod
     def _whole_part(cls, given: Any, info: Any) -> Spec | None:
@@ -103,6 +131,8 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _sensible(self) -> Config:
+        if (self.data is None) == (self.task == OWN):
+            raise ContractError(f"task = {self.task!r}, data = {self.data!r}: expected a named task, or data alone")
         update, optimizer = self.part("update"), self.part("optimizer")
         refuse_senseless(
             self.part("scheme"),
@@ -167,6 +197,10 @@ def parse(values: Mapping[str, Any]) -> Config:
         if key not in Config.model_fields:
             raise unknown("config key", key, Config.model_fields)
     given = {key: value for key, value in values.items() if value is not None}
+    if given.get("data") is not None:
+        given = {"task": OWN, **given}
+        folder = Path(str(given["data"])).is_dir()
+        given = {"model": "resnet" if folder else "mlp", "cut": 1 if folder else 0, **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
     if task is not None:  # the task's own model and cut, spelled out

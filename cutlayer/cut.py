@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from cutlayer.errors import ContractError, expect, is_whole
+from cutlayer.nested import Inputs, each
 from cutlayer.rng import callers_randomness
 
 Cut = int | tuple[int, int]
@@ -64,11 +66,12 @@ def device_of(blocks: Sequence[nn.Module]) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def in_order(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
     """The blocks applied one after another."""
+    out: Any = x
     for block in blocks:
-        x = block(x)
-    return x
+        out = block(out)
+    return cast(Tensor, out)
 
 
 def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
@@ -86,14 +89,14 @@ def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
 
 
 @torch.no_grad()
-def probe(model: nn.Module, x: Tensor, lo: int, hi: int) -> Tensor:
+def probe(model: nn.Module, x: Inputs, lo: int, hi: int) -> Tensor:
     """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
     twin = copy.deepcopy(model).eval()
     with callers_randomness():
         torch.default_generator.manual_seed(0)
-        whole = twin(x.clone())
+        whole = twin(each(x, torch.clone))
         torch.default_generator.manual_seed(0)
-        out = x.clone()
+        out: Any = each(x, torch.clone)
         for index, block in enumerate(blocks_of(twin)):
             out = block(out)
             if lo <= index <= hi and not (isinstance(out, Tensor) and out.is_floating_point()):

@@ -1,19 +1,32 @@
-"""How fast a client computes and sends, and what a sample costs it (docs/algorithms.md).
+"""The clients' machines: how fast they compute and send, what a sample costs them, and profiles to draw them from.
 
-u_j = 3*p_j*O(L) + 2*S(L)/b_j     seconds per sample: forward and backward of the front, activations up, gradients down
-O(L)  the front's share of the model's MACs          S(L)  kilobits at the cut, 32 bits an element
+p_j    s/sample      a forward pass of the whole model on client j's device
+b_j    kbit/s        its throughput: 2*S/b_j is the time of S kilobits up and S kilobits down
+O(L)   -             the front's share of the model's MACs
+S(L)   kbit/sample   the activations at the cut, 32 bits an element; their gradient has the same size
+u_j  = 3*p_j*O(L) + 2*S(L)/b_j      s/sample: forward and backward of the front, activations up, gradients down
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from cutlayer.errors import expect, is_number
+from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.macs import TRAINING, Shape
 from cutlayer.rng import rng
+
+BITS = 32  # of an element
+RESNET18, RESNET34 = (37_000_000, 0.070), (299_000_000, 0.150)  # MACs at 32x32 and at 64x64, median seconds: guesses
+MEDIAN_KBPS = 6100.0
+WAYS = ("uplink_mbps", "downlink_mbps", "throughput_mbps")  # where only one throughput is known, it is both
 
 
 class Device(NamedTuple):
@@ -23,32 +36,130 @@ class Device(NamedTuple):
     kbps: float
 
 
-def lognormal(clients: int, seed: int) -> list[Device]:
-    """Phones and laptops as a guess: 70 ms a sample and 6.1 Mbit/s in the middle, one draw per client and seed."""
-    drawn = []
-    for j in range(clients):
-        compute, network = rng(seed, 0, j, "device").standard_normal(2)
-        seconds = np.clip(0.070 * np.exp(0.6 * compute), 0.015, 0.200)
-        drawn.append(Device(float(seconds), float(np.clip(6100 * np.exp(1.1 * network), 100, 100_000))))
-    return drawn
+def share(shape: Shape, cut: int) -> float:
+    """O(L)."""
+    total = sum(shape.macs)
+    return sum(shape.macs[: cut + 1]) / total if total else 0.0
 
 
-def check_devices(given: Any, clients: int) -> list[Device] | None:
-    """One device per client, or None."""
-    if given is None:
-        return None
-    pairs = isinstance(given, Sequence) and all(isinstance(d, tuple | list) and len(d) == 2 for d in given)
-    expect(pairs, "devices", given, "a list with one cl.Device(seconds, kbps) per client")
-    expect(len(given) == clients, "devices", f"{len(given)} of them", f"{clients}, one per client")
-    for j, (seconds, kbps) in enumerate(given):
-        expect(is_number(seconds) and seconds > 0, f"devices[{j}].seconds", seconds, "a finite number above 0")
-        expect(is_number(kbps) and kbps > 0, f"devices[{j}].kbps", kbps, "a finite number above 0")
-    return [Device(*pair) for pair in given]
+def kilobits(elements: int) -> float:
+    """What so many elements weigh on the network; S(L) for those at the cut."""
+    return elements * BITS / 1000
 
 
 def seconds_per_sample(device: Device, shape: Shape, cut: int) -> float:
     """u_j."""
-    total = sum(shape.macs)
-    share = sum(shape.macs[: cut + 1]) / total if total else 0.0
-    kilobits = shape.elements[cut] * 32 / 1000
-    return TRAINING * device.seconds * share + 2 * kilobits / device.kbps
+    return TRAINING * device.seconds * share(shape, cut) + 2 * kilobits(shape.elements[cut]) / device.kbps
+
+
+def reference_seconds(macs: int) -> float:
+    """The median p_j for a model of so many MACs. A guess: the power law through two points that are guesses too."""
+    expect(is_whole(macs) and macs >= 0, "macs", macs, "a whole number, at least 0")
+    (less, fast), (more, slow) = RESNET18, RESNET34
+    return fast * math.pow(macs / less, math.log(slow / fast) / math.log(more / less))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of fleet: `device` draws one of its machines, given the median p_j of the model."""
+
+    device: Callable[[np.random.Generator, float], Device]
+    line: str
+
+
+def _alike(_: np.random.Generator, reference: float) -> Device:
+    return Device(reference, MEDIAN_KBPS)
+
+
+def _lognormal(stream: np.random.Generator, reference: float) -> Device:
+    compute, network = stream.standard_normal(2)
+    factor = reference / RESNET18[1]
+    seconds = np.clip(RESNET18[1] * np.exp(0.6 * compute), 0.015, 0.200)
+    return Device(float(seconds) * factor, float(np.clip(MEDIAN_KBPS * np.exp(1.1 * network), 100, 100_000)))
+
+
+def _measured(network: str, stream: np.random.Generator, reference: float) -> Device:
+    """One uniform draw for the processor and one for the network, used up and down alike."""
+    u_compute, u_network = stream.random(2)
+    scores, table = _tables()["compute"]["cpu_float_score"]["score"], _tables()["network"][network]
+    mbps = [_quantile(values, u_network) for name, values in table.items() if name in WAYS]
+    seconds = reference * _quantile(scores, 0.5) / _quantile(scores, u_compute)
+    return Device(seconds, 1000 * len(mbps) / sum(1 / way for way in mbps))  # the harmonic mean of up and down
+
+
+PROFILES: dict[str, Profile] = {
+    "alike": Profile(_alike, "every client the median of lognormal"),
+    "lognormal": Profile(_lognormal, "a guess at phones: 6.1 Mbit/s in the middle, speeds lognormal and clipped"),
+    "3g": Profile(partial(_measured, "3G-commute-traces"), "333 phones' processors, on measured 3G"),
+    "lte": Profile(partial(_measured, "4G-LTE"), "the same phones, on measured 4G"),
+    "5g": Profile(partial(_measured, "5G-NSA-Low-Band"), "the same phones, on measured 5G (non-standalone, low band)"),
+    "5g-sa": Profile(partial(_measured, "5G-SA-Low-Band"), "the same phones, on measured 5G (standalone, low band)"),
+    "5g-mmwave": Profile(partial(_measured, "5G-NSA-mmWave"), "the same phones, on measured 5G (millimetre waves)"),
+}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    tables: dict[str, Any] = json.loads(resources.files("cutlayer").joinpath("profiles.json").read_text("utf-8"))
+    return tables
+
+
+def _quantile(values: Sequence[float], u: float) -> float:
+    """The inverse of a distribution function: linear in the logarithm between the table's quantiles, flat outside."""
+    at = np.divide(_tables()["quantiles_percent"], 100)
+    return float(np.exp(np.interp(u, at, np.log(values))))
+
+
+@dataclass(frozen=True)
+class Fleet(Sequence[Device]):
+    """The devices of all clients, each drawn when it is asked for: one draw per client and seed."""
+
+    profile: str
+    clients: int
+    seed: int
+    macs: int
+
+    def __post_init__(self) -> None:
+        if self.profile not in PROFILES:
+            raise unknown("profile", self.profile, PROFILES)
+        expect(is_whole(self.clients) and self.clients >= 1, "clients", self.clients, "a whole number, at least 1")
+        reference_seconds(self.macs)
+
+    def __len__(self) -> int:
+        return self.clients
+
+    @overload
+    def __getitem__(self, j: int) -> Device: ...
+    @overload
+    def __getitem__(self, j: slice) -> list[Device]: ...
+    def __getitem__(self, j: int | slice) -> Device | list[Device]:
+        if isinstance(j, slice):
+            return [self[i] for i in range(self.clients)[j]]
+        stream = rng(self.seed, 0, range(self.clients)[j], "device")
+        return PROFILES[self.profile].device(stream, reference_seconds(self.macs))
+
+
+def draw(profile: str, clients: int, seed: int, macs: int) -> Fleet:
+    """The devices of `clients` clients, for a model of `macs` multiply-accumulates a sample."""
+    return Fleet(profile, clients, seed, macs)
+
+
+def lognormal(clients: int, seed: int) -> list[Device]:
+    """Phones and laptops as a guess: 70 ms a sample and 6.1 Mbit/s in the middle, one draw per client and seed."""
+    return list(draw("lognormal", clients, seed, RESNET18[0]))
+
+
+def check_devices(given: Any, clients: int) -> Sequence[Device] | None:
+    """One device per client, or None."""
+    if given is None:
+        return None
+    drawn = isinstance(given, Fleet)  # then every device is right, and looking at each would draw them all
+    pairs = isinstance(given, Sequence) and (drawn or all(isinstance(d, tuple | list) and len(d) == 2 for d in given))
+    expect(pairs, "devices", given, "a list with one cl.Device(seconds, kbps) per client")
+    expect(len(given) == clients, "devices", f"{len(given)} of them", f"{clients}, one per client")
+    if isinstance(given, Fleet):
+        return given
+    for j, (seconds, kbps) in enumerate(given):
+        expect(is_number(seconds) and seconds > 0, f"devices[{j}].seconds", seconds, "a finite number above 0")
+        expect(is_number(kbps) and kbps > 0, f"devices[{j}].kbps", kbps, "a finite number above 0")
+    return [Device(*pair) for pair in given]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cutlayer.cut import blocks_of
 from cutlayer.data.source import Source
 from cutlayer.flat import Half, Vectors, Views, half
-from cutlayer.metrics import Outputs, Scores, Series, score, series
+from cutlayer.metrics import Metric, Outputs, Scores, Series, score, series
 
 BATCH = 512
 Front = Callable[[int], Vectors | None]
@@ -35,8 +35,9 @@ class Evaluator:
         device: torch.device,
         cut: int,
         per_client: bool,
+        metric: Metric | None = None,
     ) -> None:
-        self.tests, self.loss, self.per_client = tests, loss, per_client
+        self.tests, self.loss, self.per_client, self.metric = tests, loss, per_client, metric
         n = len(blocks_of(model))
         self.whole = half(model, 0, n, device)
         self.front, self.back = half(model, 0, cut + 1, device), half(model, cut + 1, n, device)
@@ -47,7 +48,7 @@ class Evaluator:
     def pooled(self, W: Vectors) -> Scores:
         """The global model on every test row."""
         chain = [(self.whole, self.whole.views(W))]
-        return score([self._outputs(test, chain) for test in self.tests])
+        return score([self._outputs(test, chain) for test in self.tests], self.metric)
 
     @torch.no_grad()
     def by_client(
@@ -57,7 +58,7 @@ class Evaluator:
         clients = range(len(self.tests)) if everybody else sorted(sampled)
         found = dict(zip(clients, self._each(W, front, clients), strict=True))
         groups = {"sampled": sampled, "ever": ever, "all": clients} if everybody else {"sampled": sampled}
-        return {name: series([found[j] for j in sorted(group)]) for name, group in groups.items()}
+        return {name: series([found[j] for j in sorted(group)], self.metric) for name, group in groups.items()}
 
     def _each(self, W: Vectors, front: Front, clients: Collection[int]) -> Iterator[Outputs]:
         whole = [(self.whole, self.whole.views(W))]
@@ -72,10 +73,11 @@ class Evaluator:
         outs, ys = [], []
         for start in range(0, len(test), BATCH):
             x, y = test.take(np.arange(start, min(start + BATCH, len(test))), device)
-            out = x
-            for part, views in chain:
+            (first, views), *rest = chain
+            out = first(x, views)
+            for part, views in rest:
                 out = part(out, views)
-            total += float(self.loss(out, y)) * len(x)
+            total += float(self.loss(out, y)) * len(y)
             outs.append(out.cpu())
             ys.append(y.cpu())
         return Outputs(total, torch.cat(outs), torch.cat(ys)) if outs else Outputs(0.0, torch.empty(0), torch.empty(0))

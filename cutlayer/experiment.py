@@ -13,19 +13,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
+from cutlayer import blocks, journal, store
 from cutlayer import config as text
-from cutlayer import journal, store
 from cutlayer._version import __version__
+from cutlayer.clock import Clock
 from cutlayer.config import Config
 from cutlayer.cut import halves
-from cutlayer.data.partition import holdout
-from cutlayer.data.tasks import Dataset, load_task
-from cutlayer.devices import lognormal
+from cutlayer.data.dataset import Dataset
+from cutlayer.data.own import Own
+from cutlayer.data.parts import Holdout, Parts, Side, Tail
+from cutlayer.data.rows import Rows, together
+from cutlayer.data.source import Population, View
+from cutlayer.data.tasks import load_task
 from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
 from cutlayer.models import MODELS
@@ -51,11 +56,11 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
 
 def assemble(config: Config, warm: bool = True) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`."""
-    data = load_once(config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed)
+    data = load_data(config)
     clients, test = populate(config, data)
-    model = build_model(config.model, tuple(data.x.shape[1:]), data.classes, config.seed)
+    model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
-        _warm_start(model, Path(config.init))
+        warm_start(model, Path(config.init))
     return rounds(
         model,
         clients,
@@ -75,7 +80,8 @@ def assemble(config: Config, warm: bool = True) -> Run:
         last_batch=config.last_batch,
         small_client=config.small_client,
         noise=config.noise,
-        devices=lognormal(len(clients), config.seed) if config.devices == "lognormal" else None,
+        devices=None if config.devices == "alike" else config.devices,
+        clock=Clock(config.kappa, config.count_sync, config.sequential),
         kept_memory=config.kept_memory,
         evaluate_every=config.evaluate_every,
         seed=config.seed,
@@ -84,25 +90,52 @@ def assemble(config: Config, warm: bool = True) -> Run:
     )
 
 
-Rows = tuple[Tensor, Tensor]
+def load_data(config: Config) -> Dataset:
+    """The rows a config names; read once."""
+    own = None
+    if config.data is not None:
+        columns = config.x_column, config.y_column, config.owner_column
+        own = Own(config.data, config.data_test, *columns, config.layout, config.image_size)
+    return load_once(
+        config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
+    )
 
 
-def populate(config: Config, data: Dataset) -> tuple[list[Rows], Rows | list[Rows]]:
-    """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) a share of each client's own.
+def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
+    """The rows that are divided over the clients, and the parts.
 
-    With shares of their own, clients divide training and test rows together.
+    With tests of their own, clients divide training and test rows together, unless these have owners already.
     """
-    x, y = data.x, data.y
-    own = config.protocol == "cyclesl" or not len(data.y_test)
-    if own:
-        x, y = torch.cat([data.x, data.x_test]), torch.cat([data.y, data.y_test])
-    divide, draw = config.part("partition"), rng(config.seed, 0, EVERYBODY, "partition")
-    clients = config.clients if config.clients or config.partition["name"] == "natural" else CLIENTS
-    parts = divide(y.numpy(), clients, draw, data.owners)
-    if not own:
-        return [(x[rows], y[rows]) for rows in parts], (data.x_test, data.y_test)
-    pairs = [holdout(rows, config.holdout, rng(config.seed, 0, j, "holdout")) for j, rows in enumerate(parts)]
-    return [(x[train], y[train]) for train, _ in pairs], [(x[test], y[test]) for _, test in pairs]
+    name, rows = config.partition["name"], data.train
+    if config.protocol == "cyclesl" and not (name == "natural" and data.test.owners is not None):
+        rows = together(data.train, data.test)
+    clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
+    draw = rng(config.seed, 0, EVERYBODY, "partition")
+    return rows, config.part("partition")(rows.y, clients, draw, rows.owners)
+
+
+def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
+    """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) rows of each client's own."""
+    rows, parts = divided(config, data)
+    seen = data.changed if config.augment else data.plain
+    if config.protocol != "cyclesl" and len(data.test):
+        return Population(rows, parts, seen), View(data.test, np.arange(len(data.test)), data.plain)
+    if parts.tests is not None:
+        return Population(rows, parts, seen), Population(rows, parts.tests, data.plain)
+    if config.partition["name"] == "natural" and data.test.owners is not None and len(data.test):
+        return Population(rows, parts, seen), Population(data.test, _by_owner(parts, rows, data.test), data.plain)
+    split = Holdout(config.holdout, config.seed) if data.gap is None else Tail(config.holdout, data.gap)
+    sides = (Side(parts, split, test) for test in (False, True))
+    train, test = (Population(rows, side, how) for side, how in zip(sides, (seen, data.plain), strict=True))
+    return train, test
+
+
+def _by_owner(parts: Parts, rows: Rows, test: Rows) -> Parts:
+    """The test rows of the owner whose training rows each client holds."""
+    assert rows.owners is not None and test.owners is not None
+    theirs = {name: np.flatnonzero(test.owners == code) for code, name in enumerate(test.owner_names)}
+    who = (rows.owner_names[int(rows.owners[part[0]])] for part in parts)
+    return Parts.of(theirs.get(name, np.empty(0, dtype=np.int64)) for name in who)
 
 
 class Experiment:
@@ -118,6 +151,7 @@ class Experiment:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = assemble(config)
         store.claim(out, "config.toml", text.dump(config), overwrite)
+        write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
         lock = store.Lock(out)
         run.setup.shelf.place(out / store.SPILL)
         store.save(out, run.state)
@@ -138,6 +172,8 @@ class Experiment:
             if rounds_done:
                 warnings.warn(f"{out}: no checkpoint of its rounds; starting again", store.LostJournal, stacklevel=2)
             store.save(out, run.state)
+        if not (out / blocks.FILE).exists():
+            write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
         run.setup.shelf.place(out / store.SPILL)
         store.forget_after(out, 0 if found is None else found.n)
         history = journal.trim(out / "journal.jsonl", 0 if found is None else found.n)
@@ -168,8 +204,8 @@ class Experiment:
         model = self.run.model
         lo = self.config.cut if isinstance(self.config.cut, int) else self.config.cut[0]
         front, back = halves(model, lo)
-        shape = list(self._data().x.shape[1:])
-        about = {"model": self.config.model, "shape": shape, "classes": self._data().classes, "cut": lo}
+        data = load_data(self.config)
+        about = {"model": self.config.model, "shape": list(data.shape), "classes": data.classes, "cut": lo}
         for part, module in (("model", model), ("front", front), ("back", back)):
             words = {"cutlayer": json.dumps({**about, "part": part})}
             store.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
@@ -207,10 +243,6 @@ class Experiment:
         }
         write_aside(self.out / "summary.json", json.dumps(summary, indent=1).encode())
 
-    def _data(self) -> Dataset:
-        folder = Path(self.config.data_dir) if self.config.data_dir else None
-        return load_once(self.config.task, folder, self.config.train_rows, self.config.seed)
-
 
 def load(path: str | Path) -> nn.Module:
     """A model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`, or a
@@ -230,7 +262,7 @@ def load(path: str | Path) -> nn.Module:
     return module.eval()
 
 
-def _warm_start(model: nn.Module, path: Path) -> None:
+def warm_start(model: nn.Module, path: Path) -> None:
     try:
         model.load_state_dict(load_file(str(path)))
     except (OSError, SafetensorError) as error:

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from cutlayer.cut import blocks_of, in_order
 from cutlayer.errors import ContractError, expect
+from cutlayer.nested import Inputs
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -137,7 +138,7 @@ class Half:
                     _put(module, name, tensor)
         self._bound = views
 
-    def __call__(self, x: Tensor, views: Views) -> Tensor:
+    def __call__(self, x: Inputs, views: Views) -> Tensor:
         self.bind(views)
         out = in_order(self.blocks, x)
         for tensors, slots in ((views.b, self.slots[1]), (views.i, self.slots[2])):
@@ -184,7 +185,7 @@ class Rows:
     def row(self, j: int) -> Vectors:
         return Vectors(self.w[j], self.b[j], self.i[j])
 
-    def forward(self, j: int, x: Tensor) -> Tensor:
+    def forward(self, j: int, x: Inputs) -> Tensor:
         """The half's output with row j."""
         return self.half(x, self._views[j])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.cut import blocks_of, device_of, probe
-from cutlayer.data.source import Items, Source, check_labels, source
-from cutlayer.errors import ContractError, expect, is_number, is_whole
+from cutlayer.data.source import Items, Population, Source, check_labels, source
+from cutlayer.devices import PROFILES, Device, check_devices, draw
+from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.feed import Feed
 from cutlayer.macs import Shape, shape_of
+from cutlayer.nested import describe, each, kind
 from cutlayer.rng import EVERYBODY
 from cutlayer.schemes.server import Loss
 
@@ -47,8 +50,19 @@ def device(given: str | torch.device) -> torch.device:
     return torch.device(given)
 
 
-def sources(given: Any, dtype: torch.dtype, name: str) -> list[Source]:
-    """A list with one source of rows per client."""
+def devices(given: Any, clients: int, seed: int, macs: int) -> Sequence[Device]:
+    """One device per client: those given, or drawn from a profile by name; None: all alike."""
+    if isinstance(given, str) and given not in PROFILES:
+        raise unknown("devices", given, PROFILES)
+    if given is None or isinstance(given, str):
+        return draw(given or "alike", clients, seed, macs)
+    return check_devices(given, clients) or ()
+
+
+def sources(given: Any, dtype: torch.dtype, name: str) -> Sequence[Source]:
+    """One source of rows per client."""
+    if isinstance(given, Population):
+        return Population(given.rows, given.parts, given.transform, dtype, name)
     wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | torch.utils.data.DataLoader)
     if wrong or not isinstance(given, Iterable):
         raise ContractError(f"{name} = {type(given).__name__}: expected a list with one (x, y) or dataset per client")
@@ -57,14 +71,19 @@ def sources(given: Any, dtype: torch.dtype, name: str) -> list[Source]:
     return [source(item, dtype, f"{name}[{j}]") for j, item in enumerate(items)]
 
 
-def test_sources(test: Any, dtype: torch.dtype, clients: int) -> tuple[list[Source], bool]:
+def sizes_of(trains: Sequence[Source]) -> Sequence[int]:
+    """|D_j| of every client, eight bytes each."""
+    return array("q", trains.sizes if isinstance(trains, Population) else [len(s) for s in trains])
+
+
+def test_sources(test: Any, dtype: torch.dtype, clients: int) -> tuple[Sequence[Source], bool]:
     """The test sets, and whether there is one per client."""
     if test is None:
         return [], False
     pair = isinstance(test, list) and len(test) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in test)
-    several = isinstance(test, list) and not pair
+    several = isinstance(test, Population) or (isinstance(test, list) and not pair)
     tests = sources(test, dtype, "test") if several else [source(test, dtype, "test")]
-    expect(sum(len(t) for t in tests) > 0, "test", "no rows", "at least one row")
+    expect(any(sizes_of(tests)), "test", "no rows", "at least one row")
     if several:
         expect(len(tests) == clients, "test", f"{len(tests)} of them", f"one set, or {clients}, one per client")
     return tests, several
@@ -77,19 +96,19 @@ def probed(
 
     What each block costs and puts out, and how many classes there are, if there are classes.
     """
-    filled = [s for s in trains if len(s)]
-    expect(len(filled) > 0, "clients", [0] * len(trains), "at least one client with samples")
+    sizes = sorted(set(sizes_of(trains)) - {0})
+    expect(len(sizes) > 0, "clients", f"{len(trains)} without a sample", "at least one client with samples")
     device = device_of(blocks_of(model))
-    smallest = min((feed.smallest(len(s)) for s in filled if feed.per_epoch(len(s))), default=2)
+    smallest = min((feed.smallest(size) for size in sizes if feed.per_epoch(size)), default=2)
     categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     classes: int | None = None
     seen: dict[object, Shape] = {}
-    for s in (*filled, *(t for t in tests if len(t))):
+    for s in (*_each_kind(trains), *_each_kind(tests)):
         if isinstance(s, Items) and seen:
             continue  # looked at row by row, when they are taken
         x, y = s.take(np.zeros(2, dtype=np.int64), device)
-        kind = (x.shape, x.dtype, y.shape, y.dtype)
-        if kind in seen:
+        what = (kind(x), y.shape, y.dtype)
+        if what in seen:
             continue
         try:
             out = probe(model, x, *cuts)
@@ -97,19 +116,27 @@ def probed(
                 s.expect_classes(out.shape[1])
                 check_labels(y, out.shape[1], s.name)
             value = loss(out, y)
-            seen[kind] = shape_of(model, x[:smallest])
+            seen[what] = shape_of(model, each(x, lambda t: t[:smallest]))
         except ContractError:
             raise
         except Exception as error:  # whatever a model or loss of the user's may raise
-            shapes = f"inputs of shape {tuple(x.shape[1:])} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
+            shapes = f"inputs of shape {describe(x)} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
             raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}") from error
         good = isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
         expect(good, "loss", value, "a function of (outputs, labels) that gives one number, the mean over the batch")
         classes = out.shape[1] if categorical and out.ndim == 2 else None
     if classes is not None:
-        for s in (*trains, *tests):
-            s.expect_classes(classes)
+        for group in (trains, tests):
+            for s in [group.everybody()] if isinstance(group, Population) else group:
+                s.expect_classes(classes)
     return next(iter(seen.values())), classes
+
+
+def _each_kind(group: Sequence[Source]) -> Iterable[Source]:
+    """Those with samples; of a population, whose rows are all of one kind, one."""
+    if isinstance(group, Population):
+        return [group[next(j for j, size in enumerate(group.sizes) if size)]]
+    return [s for s in group if len(s)]
 
 
 class Histograms:

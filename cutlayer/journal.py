@@ -62,6 +62,7 @@ def _round(path: Path, number: int, line: bytes) -> Round:
         known = {field.name for field in fields(Round)}
         if set(values) != known:
             raise StoreError(f"{path}, line {number}: fields {sorted(set(values) ^ known)} missing or unknown")
-        return Round(**{**values, "clients": tuple(values["clients"])})
+        tuples = {name: tuple(values[name]) for name in ("clients", "client_steps", "client_samples")}
+        return Round(**{**values, **tuples})
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"{path}, line {number}: damaged: {error}") from error

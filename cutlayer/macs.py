@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer.cut import blocks_of
+from cutlayer.nested import Inputs, each, length
 from cutlayer.rng import callers_randomness
 
 TRAINING = 3  # forward 1, backward 2
@@ -22,14 +24,14 @@ class Shape(NamedTuple):
     elements: list[int]
 
 
-def shape_of(model: nn.Module, x: Tensor) -> Shape:
+def shape_of(model: nn.Module, x: Inputs) -> Shape:
     """The blocks' costs and sizes, measured on the rows `x` in training mode."""
-    counts, elements, rows = [], [], len(x)
-    with callers_randomness():
+    counts, elements, rows = [], [], length(x)
+    with callers_randomness(), sdpa_kernel(SDPBackend.MATH):  # the counter does not see into every fused attention
         for block in blocks_of(copy.deepcopy(model).train()):
-            recurrent = _Recurrent(block)
             with FlopCounterMode(display=False) as counter, torch.enable_grad():
-                x = block(x.detach().clone() if isinstance(x, Tensor) else x)
+                recurrent = _Recurrent(block, counter)
+                x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)
             recurrent.remove()
             counts.append((counter.get_total_flops() // 2 + recurrent.macs) // rows)
             elements.append(x.numel() // rows if isinstance(x, Tensor) else 0)
@@ -37,16 +39,21 @@ def shape_of(model: nn.Module, x: Tensor) -> Shape:
 
 
 class _Recurrent:
-    """Recurrent layers by formula: the counter does not see into them."""
+    """Recurrent layers by formula, less what the counter sees of them: all or nothing, by kind, type and device."""
 
-    def __init__(self, block: nn.Module) -> None:
-        self.macs = 0
+    def __init__(self, block: nn.Module, counter: FlopCounterMode) -> None:
+        self.macs, self._counter = 0, counter
         layers = [m for m in block.modules() if isinstance(m, nn.RNNBase)]
-        self._handles = [layer.register_forward_hook(self._count) for layer in layers]
+        self._handles = [layer.register_forward_pre_hook(self._enter) for layer in layers]
+        self._handles += [layer.register_forward_hook(self._leave) for layer in layers]
 
-    def _count(self, layer: nn.RNNBase, inputs: tuple[Any, ...], _: Any) -> None:
+    def _enter(self, *_: Any) -> None:
+        self.macs += self._counter.get_total_flops() // 2
+
+    def _leave(self, layer: nn.RNNBase, inputs: tuple[Any, ...], _: Any) -> None:
         steps = inputs[0].shape[0] * inputs[0].shape[1]  # positions of all sequences
-        self.macs += steps * sum(p.numel() for name, p in layer.named_parameters() if "weight" in name)
+        weights = sum(p.numel() for name, p in layer.named_parameters() if "weight" in name)
+        self.macs += steps * weights - self._counter.get_total_flops() // 2
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Metric = Callable[[Tensor, Tensor], float | Tensor]
+"""A figure of the caller's, from all outputs and all labels."""
 Series = dict[str, float | None]
 """Figures of one group of clients, by name: those of Scores, how many clients and samples, and the spread."""
 
@@ -28,6 +30,7 @@ class Scores:
     f1: float | None = None
     mcc: float | None = None
     auc: float | None = None
+    metric: float | None = None  # the caller's own
 
 
 class Outputs(NamedTuple):
@@ -47,18 +50,20 @@ class Outputs(NamedTuple):
         return float((self.out.argmax(dim=1) == self.y).double().mean())
 
 
-def score(parts: Sequence[Outputs]) -> Scores:
+def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
     """Everything, over the rows of all parts together."""
     parts = [part for part in parts if len(part.y)]
     if not parts:
         return Scores()
     rows = sum(len(part.y) for part in parts)
     loss = math.fsum(part.loss for part in parts) / rows
+    out, y = torch.cat([part.out for part in parts]), torch.cat([part.y for part in parts])
+    own = None if metric is None else float(metric(out, y))
     if not all(part.categorical for part in parts):
-        return Scores(loss)
+        return Scores(loss, metric=own)
     from sklearn.metrics import f1_score, matthews_corrcoef  # only here: it takes as long to import as torch
 
-    out, truth = torch.cat([part.out for part in parts]), torch.cat([part.y for part in parts]).numpy()
+    truth = y.numpy()
     guess = out.argmax(dim=1).numpy()
     return Scores(
         loss=loss,
@@ -66,6 +71,7 @@ def score(parts: Sequence[Outputs]) -> Scores:
         f1=float(f1_score(truth, guess, average="macro", zero_division=0)),
         mcc=float(matthews_corrcoef(truth, guess)),
         auc=auc(out, truth),
+        metric=own,
     )
 
 
@@ -83,10 +89,10 @@ def auc(out: Tensor, truth: np.ndarray) -> float | None:
     return statistics.fmean(areas) if areas else None
 
 
-def series(parts: Sequence[Outputs]) -> Series:
+def series(parts: Sequence[Outputs], metric: Metric | None = None) -> Series:
     """The scores over all parts together, one part a client, and how they spread from client to client."""
     parts = [part for part in parts if len(part.y)]
-    pooled = score(parts)
+    pooled = score(parts, metric)
     found: Series = {
         **{name: getattr(pooled, name) for name in Scores.__dataclass_fields__},
         "clients": len(parts),

@@ -26,6 +26,7 @@ class Round:
     f1: float | None
     mcc: float | None
     auc: float | None
+    metric: float | None  # the caller's own
     participants: int  # clients that finished the round
     skipped: int  # selected, but without a full batch
     lost: int  # opened, but silent before the end
@@ -44,6 +45,8 @@ class Round:
     lr: float
     cut: int
     clients: tuple[int, ...]  # who finished it
+    client_steps: tuple[int, ...]  # and with how many steps
+    client_samples: tuple[int, ...]  # and samples
     series: Mapping[str, Series] = field(default_factory=dict)  # with a test set per client: sampled, ever, all
 
 
@@ -78,15 +81,25 @@ class Ledger:
     """What a round cost."""
 
     def __init__(self) -> None:
-        self.steps = self.samples = self.up = self.down = 0
+        self.up = self.down = 0
         self.losses: list[tuple[int, int, Tensor]] = []
+        self.work: dict[int, tuple[int, int]] = {}  # of each client: steps, samples
 
     def wave(self, smashed: Sequence[Smashed], replies: Sequence[CutGrad]) -> None:
-        self.steps += len(smashed)
-        self.samples += sum(len(s.y) for s in smashed)
+        for s in smashed:
+            steps, samples = self.work.get(s.address.client, (0, 0))
+            self.work[s.address.client] = steps + 1, samples + len(s.y)
         self.up += sum(s.nbytes for s in smashed)
         self.down += sum(r.nbytes for r in replies)
         self.losses += [(r.address.client, r.address.step, r.loss) for r in replies]
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for steps, _ in self.work.values())
+
+    @property
+    def samples(self) -> int:
+        return sum(samples for _, samples in self.work.values())
 
     @property
     def train_loss(self) -> float | None:

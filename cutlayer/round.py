@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
+from cutlayer.clock import Clock, Work, composition_of, seconds, server_seconds
 from cutlayer.cohorts.seam import Cohort
 from cutlayer.devices import Device, seconds_per_sample
 from cutlayer.errors import Diverged, RoundAbandoned
@@ -59,7 +60,8 @@ class Setup:
     evaluate_every: int
     rounds: int
     shape: Shape
-    devices: Sequence[Device] | None
+    devices: Sequence[Device]
+    clock: Clock
     histogram: Histogram
     shelf: Shelf
     seed: int
@@ -72,6 +74,7 @@ class Engine:
         self.setup = setup
         self._regulates = setup.scheme if isinstance(setup.scheme, Regulates) else None
         self._server: tuple[int, Server] | None = None
+        self._p_s = server_seconds(setup.devices, setup.clock.kappa)
 
     def play(self, state: Global) -> tuple[Global, Round]:
         """Round state.n + 1. It commits whole, in what it returns, or not at all."""
@@ -138,7 +141,7 @@ class Engine:
         s = self.setup
         if self._regulates is None:
             return dict.fromkeys(selected, s.feed)
-        cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) if s.devices else 1.0 for j in selected}
+        cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) for j in selected}
         d = self._regulates.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
         return {j: replace(s.feed, batch_size=d[j]) for j in selected}
 
@@ -316,7 +319,7 @@ class Engine:
             bytes_down=ledger.down,
             macs_client=TRAINING * ledger.samples * sum(s.shape.macs[: cut + 1]),
             macs_server=server.work * sum(s.shape.macs[cut + 1 :]),
-            sim_seconds=None,
+            sim_seconds=self._simulated(ledger.work, cut),
             seconds=0.0,
             drift_client=drift[0],
             drift_server=drift[1],
@@ -325,8 +328,19 @@ class Engine:
             lr=rate(s.optimizer, n),
             cut=cut,
             clients=clients,
+            client_steps=tuple(ledger.work[j][0] for j in clients),
+            client_samples=tuple(ledger.work[j][1] for j in clients),
             series=series,
         )
+
+    def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float:
+        """The seconds this round would take on the clients' devices."""
+        s = self.setup
+        steps = {j: T for j, (T, _) in work.items()}
+        done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
+        weights = 0 if s.scheme.carry == "keep" else s.offsets[cut][0]
+        how, E_s = composition_of(s.scheme)
+        return seconds(s.clock, how, done, s.devices, s.shape, self._p_s, weights, E_s)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A run directory, and what survives a crash.
 
     config.toml          the whole text of the run            journal.jsonl     one line a round
+    blocks.json          the model's blocks in numbers
     checkpoints/000012/  global.safetensors + manifest.json   model.safetensors, front.*, back.*   at the end
     checkpoints/kept/    client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
     fronts/              client-17.safetensors: the front of each client that keeps its own, at the end
@@ -40,7 +41,7 @@ HEADER = "# Written by cutlayer: the whole text of this run.\n"
 _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
-        *("checkpoints", "journal.jsonl", "summary.json"),
+        *("checkpoints", "journal.jsonl", "summary.json", "blocks.json"),
         *("model.safetensors", "front.safetensors", "back.safetensors", "fronts"),
         *_REPORT,
     ),

@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer import inputs
-from cutlayer.client import Client
+from cutlayer.clock import Clock
 from cutlayer.cohorts.local import LocalCohort
 from cutlayer.compose import PROTOCOLS, brought, refuse_senseless
 from cutlayer.cut import Cut, blocks_of, cut_range, device_of, refuse_shared
-from cutlayer.devices import Device, check_devices
+from cutlayer.devices import Device
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
 from cutlayer.flat import Half, Vectors, half
 from cutlayer.kept import Shelf
 from cutlayer.local import Local
+from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.records import Global, Round
@@ -143,7 +144,9 @@ def rounds(
     labels: str = "send",
     noise: float = 0.0,
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
-    devices: Sequence[Device | tuple[float, float]] | None = None,
+    metric: Metric | None = None,
+    devices: str | Sequence[Device | tuple[float, float]] | None = None,
+    clock: Clock = Clock(),
     evaluate_every: int = 1,
     kept_memory: float | None = 2048,
     seed: int = 0,
@@ -189,7 +192,7 @@ def rounds(
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
     with one_thread():
         shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
-    sizes = [len(s) for s in trains]
+    sizes = inputs.sizes_of(trains)
     if not any(feed.per_epoch(size) for size in sizes) and not isinstance(chosen, Regulates):
         raise ContractError(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
@@ -199,7 +202,7 @@ def rounds(
         scheme=chosen,
         local=rule,
         update=updating,
-        cohort=LocalCohort([Client(j, s) for j, s in enumerate(trains)], lambda L: half(model, 0, L + 1, on)),
+        cohort=LocalCohort(trains, lambda L: half(model, 0, L + 1, on)),
         sizes=sizes,
         cuts=(lo, hi),
         offsets=whole.ends,
@@ -211,11 +214,12 @@ def rounds(
         noise=noise,
         loss=loss,
         select=inputs.selected(participation, len(sizes)),
-        evaluator=Evaluator(model, tests, loss, on, lo, per_client) if tests else None,
+        evaluator=Evaluator(model, tests, loss, on, lo, per_client, metric) if len(tests) else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
         shape=shape,
-        devices=check_devices(devices, len(sizes)),
+        devices=inputs.devices(devices, len(sizes), seed, sum(shape.macs)),
+        clock=clock,
         histogram=inputs.Histograms(trains, classes),
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
         seed=seed,
@@ -296,7 +300,10 @@ def train(*arguments: Any, **named: Any) -> Result:
     last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch" (None: skipped, but with
                     local_steps in the smofi protocol one batch of all its samples)
     noise           Gaussian noise on the smashed data, its norm relative to theirs
-    devices         one Device(seconds, kbps) per client, for schemes that regulate batch sizes
+    devices         one Device(seconds, kbps) per client, or the name of a profile such as "lte": for the simulated
+                    clock, and for schemes that regulate batch sizes by them; None: all alike
+    clock           Clock(kappa=100, sync=False, sequential="strict"): how simulated seconds are counted
+    metric          a figure of your own, from all outputs and all labels of the test: Round.metric
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
     target          stop once the test accuracy is at least this
     seed, shuffle, device, loss, evaluate_every

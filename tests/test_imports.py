@@ -9,9 +9,9 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
-    {"errors", "_version", "files", "table"},
+    {"errors", "_version", "files", "table", "nested"},
     {"rng", "cut", "feed", "waves", "kept"},
-    {"flat", "macs", "data", "models", "devices"},
+    {"flat", "macs", "data", "models", "devices", "clock", "leakage"},
     {"optim", "local", "update", "fusion", "metrics"},
     {"messages", "client", "evaluate"},
     {"records"},
@@ -19,9 +19,10 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {"parts", "compose", "exchange", "inputs"},
     {"round", "costs"},
     {"train"},
-    {"config", "methods", "journal", "store"},
+    {"config", "methods", "journal", "store", "blocks"},
     {"experiment"},
     {"compare"},
+    {"presets"},
     {"report"},
     {"cli", "__main__"},
 ]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutlayer.data.partition import IID, Dirichlet, Natural, holdout
+from cutlayer.data.partition import IID, Dirichlet, Natural
+from cutlayer.data.parts import Holdout
 from cutlayer.errors import ContractError
 
 labels = st.lists(st.integers(0, 4), min_size=40, max_size=120).map(lambda ys: np.asarray(ys, dtype=np.int64))
@@ -143,7 +144,7 @@ def test_natural_refuses_what_it_cannot_do() -> None:
 @settings(max_examples=100, deadline=None)
 def test_a_holdout_splits_every_row_once(n: int, share: float, seed: int) -> None:
     rows = 3 * np.arange(n)
-    train, test = holdout(rows, share, np.random.default_rng(seed))
+    train, test = Holdout(share, seed)(rows, 0)
     assert sorted([*train, *test]) == rows.tolist()
     assert np.all(np.diff(train) > 0) and np.all(np.diff(test) > 0)
     assert n < 2 or (len(test) >= 1 and len(train) >= 1)
@@ -153,7 +154,7 @@ def test_a_holdout_splits_every_row_once(n: int, share: float, seed: int) -> Non
     ("n", "share", "test"), [(0, 0.5, 0), (1, 0.9, 0), (2, 0.1, 1), (39, 0.1, 3), (40, 0.1, 4), (100, 0.29, 29)]
 )
 def test_the_size_of_a_holdout(n: int, share: float, test: int) -> None:
-    first, second = (holdout(np.arange(n), share, np.random.default_rng(1)) for _ in range(2))
+    first, second = (Holdout(share, 1)(np.arange(n), 3) for _ in range(2))
     assert len(first[1]) == test
     assert np.array_equal(first[1], second[1])
 
@@ -161,4 +162,4 @@ def test_the_size_of_a_holdout(n: int, share: float, test: int) -> None:
 @pytest.mark.parametrize("share", [0, 1, -0.1, float("nan")])
 def test_a_holdout_is_a_part(share: float) -> None:
     with pytest.raises(ContractError, match="share = "):
-        holdout(np.arange(10), share, np.random.default_rng(0))
+        Holdout(share, 0)

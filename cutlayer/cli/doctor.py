@@ -13,11 +13,13 @@ import torch
 
 from cutlayer._version import __version__
 from cutlayer.cli.progress import console
+from cutlayer.data import cache, hub
+from cutlayer.data.own import OWN
 from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, Task, data_folder
 from cutlayer.errors import StoreError
 
 MISSING = "missing!"
-EXTRAS = {"dev": ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy")}
+EXTRAS = {"dev": ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy"), "hf": ("datasets",)}
 NEEDED = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic", "rich", "matplotlib", "pyarrow", "pillow")
 
 
@@ -35,8 +37,11 @@ def _doctor(args: argparse.Namespace) -> int:
     )
     console.print(f"machine    {cores} cores, {_memory()}, GPUs: {', '.join(gpus) or 'none'}")
     console.print("packages   " + ", ".join(f"{name} {_version(name)}" for name in NEEDED), soft_wrap=True)
-    lacking = [name for name in EXTRAS["dev"] if _version(name) == MISSING]
-    console.print(f"extras     dev: {'missing ' + ', '.join(lacking) if lacking else 'ready'}", soft_wrap=True)
+    for extra, names in EXTRAS.items():
+        lacking = [name for name in names if _version(name) == MISSING]
+        state = "missing " + ", ".join(lacking) if lacking else "ready"
+        console.print(f"extra      {extra}: {state}", soft_wrap=True)
+    console.print(f"cache      {cache.folder()} (variable {cache.VARIABLE})", soft_wrap=True)
     folder = data_folder(Path(args.data_dir) if args.data_dir else None)
     if folder is not None and not folder.is_dir():
         raise StoreError(f"data folder {folder}: no such folder")
@@ -47,13 +52,17 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _state(name: str, task: Task, folder: Path | None) -> str:
+    if name == OWN:
+        return "ready (--data FOLDER or FILE)"
     if task.shipped:
         return "ready (comes with scikit-learn)"
+    found = [form.needs for form in task.forms if folder is not None and form.files(folder / name)]
+    if found:
+        return f"ready: {found[0]}"
+    fetched = f"fetched from the hub ({task.hub.path}) when used" if task.hub and hub.installed() else ""
     if folder is None:
-        return "needs a data folder"
-    files = [f"{name}/{split}.parquet" for split in task.splits]
-    missing = [file for file in files if not (folder / file).is_file()]
-    return f"missing {', '.join(missing)}" if missing else "ready"
+        return fetched or "needs a data folder"
+    return fetched or f"missing: put {task.forms[0].needs} into {folder / name}"
 
 
 def _version(name: str) -> str:

@@ -8,12 +8,15 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from cutlayer.config import TABLES, Config, parameters
 from cutlayer.errors import ContractError
+
+PATHS = ("data_dir", "init", "data", "data_test")
+TEXT = ("task", "device", "devices", "x_column", "y_column", "owner_column")  # whatever they look like
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,10 +53,12 @@ class Parser(argparse.ArgumentParser):
         return [*self._actions, *(action for parser in chosen for action in parser._actions)]
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    """One flag for every field of the config, and for every parameter of every part."""
+def add_config(parser: argparse.ArgumentParser, only: Collection[str] = tuple(Config.model_fields)) -> None:
+    """One flag for every field of the config (of those named), and for every parameter of every part."""
     group = parser.add_argument_group("the run")
     for name, field in Config.model_fields.items():
+        if name not in only:
+            continue
         default = field.default["name"] if name in TABLES and field.default else field.default
         shown = "" if default is None or name in ("model", "cut") else f" (default: {default})"
         names = f" - {', '.join(TABLES[name])}" if name in TABLES else _choices(field.annotation)
@@ -65,7 +70,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
             default=argparse.SUPPRESS,
             help=f"{field.description}{names}{shown}",
         )
-    for table in TABLES:
+    for table in (table for table in TABLES if table in only):
         group = parser.add_argument_group(f"parameters of --{table.replace('_', '-')}")
         for parameter, owners in _parameters(table).items():
             said: dict[str, list[str]] = {}
@@ -113,12 +118,13 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
         if field not in Config.model_fields:
             continue
         if parameter:
-            values.setdefault(field, {})[parameter] = value(given)
+            read = str(Path(given).resolve()) if key == "partition.path" else value(given)
+            values.setdefault(field, {})[parameter] = read
         elif field in TABLES:
             values.setdefault(field, {})["name"] = given
         else:
-            values[field] = given if field in ("task", "device") else value(given)
-            if field in ("data_dir", "init"):
+            values[field] = given if field in TEXT else value(given)
+            if field in PATHS:
                 values[field] = str(Path(given).resolve())  # a run is resumed from anywhere
     return values
 

@@ -9,15 +9,28 @@ from typing import Any
 import rich.box
 import rich.table
 
+from cutlayer.cli import cuts
 from cutlayer.cli.progress import console
 from cutlayer.data import PARTITIONS
 from cutlayer.data.tasks import TASKS
+from cutlayer.devices import PROFILES
 from cutlayer.errors import unknown
 from cutlayer.methods import NAMED
 from cutlayer.models import MODELS
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.presets import PRESETS
 from cutlayer.table import Part
 
+ABOUT = """\
+What there is to choose from, one line each, and the paper it comes from. `list cuts` shows, for every cut of a model,
+the output there, weights and multiply-accumulates on each side, and kilobits a sample.
+
+examples:
+  cutlayer list schemes
+  cutlayer list cuts --model resnet18 --input 3x32x32
+  cutlayer list cuts --task cifar10 --model resnet18 --model.stem cifar --data-dir DATA
+  cutlayer list cuts --task digits --leakage                 and what each cut gives away of the input
+"""
 Lines = list[tuple[str, ...]]
 COSTED = ("schemes", "locals", "updates")
 LEGEND = (
@@ -29,9 +42,16 @@ LEGEND = (
 
 
 def add(commands: Any) -> None:
-    command = commands.add_parser("list", help="tasks, models, schemes, updates, partitions, ...", description=__doc__)
-    command.add_argument("what", nargs="?", metavar="KIND", help=f"one of: {', '.join(kinds())} (default: all)")
+    command = commands.add_parser(
+        "list",
+        help="tasks, models, schemes, updates, partitions, presets, the cuts of a model, ...",
+        description=ABOUT,
+        usage="cutlayer list [KIND] [FLAGS of list cuts]",
+    )
+    names = ", ".join((*kinds(), "cuts"))
+    command.add_argument("what", nargs="?", metavar="KIND", help=f"one of: {names} (default: all but cuts)")
     command.set_defaults(run=_list)
+    cuts.add_flags(command)
 
 
 def kinds() -> dict[str, Lines]:
@@ -50,13 +70,18 @@ def kinds() -> dict[str, Lines]:
         lines[kind] = [
             (name, p.line, *((p.memory or "-", p.sends or "-") if costs else ()), p.paper) for name, p in table.items()
         ]
-    return {**lines, "methods": [(name, f"{m.label}: {m.line}", "-") for name, m in NAMED.items()]}
+    lines["devices"] = [(name, profile.line, "-") for name, profile in PROFILES.items()]
+    lines["methods"] = [(name, f"{m.label}: {m.line}", "-") for name, m in NAMED.items()]
+    return {**lines, "presets": [(name, p.line, p.paper) for name, p in PRESETS.items()]}
 
 
 def _list(args: argparse.Namespace) -> int:
     everything = kinds()
+    if args.what == "cuts":
+        cuts.show(args)
+        return 0
     if args.what is not None and args.what not in everything:
-        raise unknown("kind", args.what, everything)
+        raise unknown("kind", args.what, (*everything, "cuts"))
     for kind, lines in everything.items():
         if args.what in (None, kind):
             console.print(_table(kind, lines))

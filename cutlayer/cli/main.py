@@ -1,4 +1,4 @@
-"""The command line: `cutlayer run | compare | resume | report | list | costs | doctor`."""
+"""The command line: `cutlayer run | compare | resume | report | list | partition | clock | costs | doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from cutlayer._version import __version__
-from cutlayer.cli import costs, doctor, listing, train
+from cutlayer.cli import clock, costs, doctor, listing, partition, train
 from cutlayer.cli.flags import Parser
 from cutlayer.errors import CutlayerError, Diverged
 
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="cutlayer", description=ABOUT)
     top.add_argument("--version", action="version", version=f"cutlayer {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (train, listing, costs, doctor):
+    for module in (train, listing, partition, clock, costs, doctor):
         module.add(commands)
     return top
 

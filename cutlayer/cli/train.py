@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.progress import console
 from cutlayer.config import Config
-from cutlayer.errors import ContractError, StoreError, unknown
+from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
+from cutlayer.presets import preset
 from cutlayer.report import page, table
 
 RUN = """\
@@ -27,6 +27,8 @@ examples:
                --rounds 20 --seed 0 --cut 1 --participation 0.2 --out runs/x
   cutlayer run --config runs/x/config.toml --seed 1 --out runs/x1      the same with another seed
   cutlayer run --optimizer adam --optimizer.lr 1e-3 --out runs/adam    Adam on both sides
+  cutlayer run --preset smofi-cifar10 --method FedAvgM --rounds 50 --data-dir DATA --out runs/c10
+  cutlayer run --data ./photos --image-size 32 --clients 10 --out runs/own      your own: a folder of images by class
 """
 COMPARE = """\
 Train several methods with several seeds, in parallel processes, and print one table: best accuracy, rounds to
@@ -37,6 +39,7 @@ A method is a scheme (smofi), a scheme with parts (smofi+fedavgm, fedavg+fedprox
 
 examples:
   cutlayer compare --preset demo --out runs/demo
+  cutlayer compare --preset smofi-cifar10 --schemes fedavg smofi-full --rounds 50 --data-dir DATA --out runs/c10
   cutlayer compare --schemes fedavg fedavgm smofi-full --seeds 0 1 2 --rounds 20 --out runs/y
   cutlayer compare --schemes smofi-full smofi-no-global-momentum smofi-no-alignment --out runs/ablation
   cutlayer compare --schemes sflv1 sflv2 cyclesfl --protocol cyclesl --optimizer adam --rounds 300 --out runs/cycle
@@ -54,16 +57,21 @@ def add(commands: Any) -> None:
     """Register run, compare, resume and report."""
     run = commands.add_parser("run", help="train one method", description=RUN, usage="cutlayer run [FLAGS]")
     run.set_defaults(run=_run)
+    run.add_argument("--method", metavar="LABEL", help="which of the preset's methods (default: the paper's own)")
     both = commands.add_parser(
         "compare", help="train several methods and compare them", description=COMPARE, usage="cutlayer compare [FLAGS]"
     )
     both.add_argument("--schemes", nargs="+", metavar="METHOD", help="what to compare (see `cutlayer list methods`)")
     both.add_argument("--seeds", nargs="+", metavar="N", help="seeds (default: 0 1 2)")
-    both.add_argument("--preset", metavar="NAME", help="a comparison that comes with cutlayer: demo")
     both.set_defaults(run=_compare)
     _jobs(both)
     for command in (run, both):
         command.add_argument("--config", metavar="FILE", help="begin with the values of a TOML file")
+        command.add_argument(
+            "--preset",
+            metavar="NAME",
+            help="begin with the values of `cutlayer list presets`: demo, smofi-cifar10, ...",
+        )
         command.add_argument("--out", metavar="FOLDER", help="where to write (default: runs/TASK-...)")
         command.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
         _quiet(command)
@@ -88,7 +96,14 @@ def _jobs(command: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.preset and args.config:
+        raise ContractError("--preset and --config: give one of them")
+    if args.method and not args.preset:
+        raise ContractError(f"--method {args.method}: it names one of a --preset's methods")
     base = text.read(Path(args.config)) if args.config else {}
+    if args.preset:
+        chosen = preset(args.preset)
+        base = text.merge(chosen.comparison.base, chosen.method(args.method).changes)
     config = text.parse(text.merge(base, flags.config_values(args)))
     out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
     with console.status(f"preparing {config.task}"):
@@ -124,7 +139,9 @@ def _compare(args: argparse.Namespace) -> int:
     if args.preset and args.config:
         raise ContractError("--preset and --config: give one of them")
     if args.preset or args.config:
-        given = compare.Comparison.parse(_preset(args.preset) if args.preset else text.read(Path(args.config)))
+        given = (
+            preset(args.preset).comparison if args.preset else compare.Comparison.parse(text.read(Path(args.config)))
+        )
         base, methods, seeds = dict(given.base), list(given.methods), list(given.seeds)
     if args.schemes:
         methods = [method(name) for name in args.schemes]
@@ -148,14 +165,6 @@ def _all_used(values: dict[str, Any], comparison: compare.Comparison) -> None:
         for key, value in values.get(field, {}).items():
             if not any((getattr(config, field) or {}).get(key) == value for config in configs):
                 raise ContractError(f"--{field}.{key} {value}: no method of this comparison takes it")
-
-
-def _preset(name: str) -> dict[str, Any]:
-    folder = resources.files("cutlayer") / "presets"
-    names = [entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    if name not in names:
-        raise unknown("preset", name, names)
-    return text.loads((folder / f"{name}.toml").read_text())
 
 
 def _train_all(comparison: compare.Comparison, out: Path, args: argparse.Namespace) -> int:

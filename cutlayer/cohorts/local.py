@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cutlayer.client import Client, Seat
+from cutlayer.data.source import Source
 from cutlayer.flat import Half, Rows
 from cutlayer.messages import CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.optim import Memory
@@ -12,10 +13,14 @@ from cutlayer.waves import Wave
 
 
 class LocalCohort:
-    """The simulator. `front(cut)` makes the client half; rows are allocated once per cut and cohort size."""
+    """The simulator. `front(cut)` makes the client half; rows are allocated once per cut and cohort size.
 
-    def __init__(self, clients: Sequence[Client], front: Callable[[int], Half]) -> None:
-        self.clients = clients
+    A client exists for the round it takes part in; `sources[j]` is what client j holds.
+    """
+
+    def __init__(self, sources: Sequence[Source], front: Callable[[int], Half]) -> None:
+        self.sources = sources
+        self.clients: dict[int, Client] = {}
         self.front = front
         self._cut: int | None = None
         self._rows: Rows | None = None
@@ -27,9 +32,10 @@ class LocalCohort:
             self._rows = Rows(self.front(cut), n)
             self._memory = Memory(plans[0].optimizer, self._rows.w)
             self._cut = cut
-        self._opened = [plan.address.client for plan in plans]
         for index, plan in enumerate(plans):
-            self.clients[plan.address.client].open(plan, Seat(self._rows, self._memory, index))
+            j = plan.address.client
+            self.clients[j] = Client(j, self.sources[j])
+            self.clients[j].open(plan, Seat(self._rows, self._memory, index))
 
     def gather(self, wave: Wave) -> list[Smashed]:
         return [self.clients[j].forward() for j in wave.clients]
@@ -47,7 +53,5 @@ class LocalCohort:
 
     def close(self, clients: Sequence[int]) -> list[Report]:
         reports = [self.clients[j].close() for j in clients]
-        for j in self._opened:
-            self.clients[j].leave()
-        self._opened = []
+        self.clients = {}
         return reports

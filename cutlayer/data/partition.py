@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cutlayer.data.parts import Parts
+from cutlayer.data.rows import Labels, Owners
 from cutlayer.errors import ContractError, expect, is_whole
 from cutlayer.feed import Indices
 
-Labels = NDArray[np.int64]
-Owners = NDArray[np.int64]
 DRAWS = 100
 
 
@@ -20,11 +19,49 @@ DRAWS = 100
 class IID:
     """A random split into equal parts (sizes differ by one at most)."""
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None) -> Parts:
         _enough(len(labels), clients, 1)
-        return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+        each, more = divmod(len(labels), clients)
+        sizes = np.full(clients, each) + (np.arange(clients) < more)
+        return Parts(rng.permutation(len(labels)), np.cumsum(sizes))
+
+
+@dataclass(frozen=True)
+class QuantitySkew:
+    """The same mixture for all, in amounts drawn from Dir(gamma) over the clients: smaller gamma, less equal."""
+
+    gamma: float = 0.5
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        expect(0 < self.gamma < math.inf, "gamma", self.gamma, "a finite number above 0")
+        whole = is_whole(self.min_size) and self.min_size >= 0
+        expect(whole, "min_size", self.min_size, "a whole number, at least 0")
+
+    def __call__(self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None) -> Parts:
+        _enough(len(labels), clients, self.min_size)
+        spread = len(labels) - clients * self.min_size
+        share = rng.dirichlet(np.full(clients, self.gamma)) * spread
+        sizes = np.floor(share).astype(np.int64)
+        left = spread - int(sizes.sum())
+        sizes[np.argsort(sizes - share, kind="stable")[:left]] += 1  # the largest remainders
+        return Parts(rng.permutation(len(labels)), np.cumsum(sizes + self.min_size))
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Few classes each: rows sorted by label are cut into equal shards, and each client is dealt `shards` of them."""
+
+    shards: int = 2
+
+    def __post_init__(self) -> None:
+        expect(is_whole(self.shards) and self.shards >= 1, "shards", self.shards, "a whole number, at least 1")
+
+    def __call__(self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None) -> Parts:
+        _enough(len(labels), clients, self.shards)
+        pieces = np.array_split(np.argsort(labels, kind="stable"), clients * self.shards)
+        dealt = rng.permutation(len(pieces)).reshape(clients, self.shards)
+        return Parts.of(np.concatenate([pieces[i] for i in hand]) for hand in dealt)
 
 
 @dataclass(frozen=True)
@@ -49,9 +86,7 @@ class Dirichlet:
             "a whole number, at least 0",
         )
 
-    def __call__(
-        self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None
-    ) -> list[Indices]:
+    def __call__(self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None) -> Parts:
         _enough(len(labels), clients, self.min_size)
         for _ in range(DRAWS):
             parts = self._draw(labels, clients, rng)
@@ -59,7 +94,7 @@ class Dirichlet:
                 break
         else:
             _level(parts, self.min_size, rng)
-        return [np.sort(part) for part in parts]
+        return Parts.of(parts)
 
     def _draw(self, labels: Labels, clients: int, rng: np.random.Generator) -> list[Indices]:
         held: list[list[Indices]] = [[] for _ in range(clients)]
@@ -84,38 +119,33 @@ class Dirichlet:
 class Natural:
     """Each client is one natural owner (a writer, a role); those with fewer than `min_size` rows are left out.
 
-    `clients` of them are drawn at random and kept in the owners' order; None: all.
+    `clients` of them are drawn at random and kept in the owners' order; None: all. Of more than `max_size` rows an
+    owner has the first `max_size` are taken.
     """
 
     min_size: int = 32
+    max_size: int | None = None
 
     def __post_init__(self) -> None:
         whole = is_whole(self.min_size) and self.min_size >= 1
         expect(whole, "min_size", self.min_size, "a whole number, at least 1")
+        most = self.max_size is None or (is_whole(self.max_size) and self.max_size >= self.min_size)
+        expect(most, "max_size", self.max_size, f"a whole number, at least min_size = {self.min_size}")
 
     def __call__(
         self, labels: Labels, clients: int | None, rng: np.random.Generator, owners: Owners | None = None
-    ) -> list[Indices]:
+    ) -> Parts:
         if owners is None:
             raise ContractError("partition natural needs data that come with owners, such as femnist")
         expect(len(owners) == len(labels), "number of owners", len(owners), f"one for each of {len(labels)} rows")
-        held = [part for part in _by_owner(owners) if len(part) >= self.min_size]
+        held = [part[: self.max_size] for part in _by_owner(owners) if len(part) >= self.min_size]
         expect(len(held) > 0, "min_size", self.min_size, "a number of rows that some owner has")
         if clients is None:
-            return held
+            return Parts.of(held)
         expect(is_whole(clients) and clients >= 1, "clients", clients, "a whole number, at least 1, or None for all")
         enough = f"at most {len(held)}, the owners with at least {self.min_size} rows"
         expect(clients <= len(held), "clients", clients, enough)
-        return [held[i] for i in np.sort(rng.choice(len(held), clients, replace=False))]
-
-
-def holdout(rows: Indices, share: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """One client's rows, split at random into (train, test): `share` of them for the test, one at least of two."""
-    expect(0 < share < 1, "share", share, "a number between 0 and 1")
-    n = len(rows)
-    test = min(max(math.floor(share * n + 1e-9), 1), n - 1) if n >= 2 else 0
-    shuffled = rng.permutation(rows)
-    return np.sort(shuffled[test:]), np.sort(shuffled[:test])
+        return Parts.of(held[i] for i in np.sort(rng.choice(len(held), clients, replace=False)))
 
 
 def _by_owner(owners: Owners) -> list[Indices]:

@@ -1,16 +1,20 @@
-"""A client's samples, whatever they came in: a pair of tensors, or any map-style dataset of (x, y)."""
+"""A client's samples, whatever they came in: tensors, any map-style dataset of (x, y), or rows of a stored data set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cutlayer.data.parts import Parts, Side
+from cutlayer.data.rows import Rows
+from cutlayer.data.transform import Draw, Transform
 from cutlayer.errors import ContractError, expect
 from cutlayer.feed import Indices
+from cutlayer.nested import Inputs, each, tensors
 
 
 class Source(Protocol):
@@ -19,33 +23,34 @@ class Source(Protocol):
     name: str
 
     def __len__(self) -> int: ...
-    def take(self, rows: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(x, y) of these rows, on the device."""
+    def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
+        """(x, y) of these rows, on the device; `draw`: for what is random in training."""
 
     def expect_classes(self, classes: int) -> None:
         """Refuse labels outside 0..classes-1, now or where they turn up."""
 
 
 class Tensors:
-    """Rows of two tensors in memory."""
+    """Rows of tensors in memory."""
 
-    def __init__(self, x: Tensor, y: Tensor, dtype: torch.dtype, name: str) -> None:
-        expect(len(x) == len(y), f"{name}: lengths of x and y", (len(x), len(y)), "the same number of rows")
-        check_finite(x, name)
-        self.x = x.to(dtype) if x.is_floating_point() else x
+    def __init__(self, x: Inputs, y: Tensor, dtype: torch.dtype, name: str) -> None:
+        for part in tensors(x):
+            expect(len(part) == len(y), f"{name}: lengths of x and y", (len(part), len(y)), "the same number of rows")
+            check_finite(part, name)
+        self.x = each(x, lambda t: t.to(dtype) if t.is_floating_point() else t)
         self.y = _labels(y, dtype)
         self.name = name
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
 
     def expect_classes(self, classes: int) -> None:
         """Refuse labels outside 0..classes-1."""
         check_labels(self.y, classes, self.name)
 
-    def take(self, rows: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         index = torch.from_numpy(rows)
-        return self.x[index].to(device), self.y[index].to(device)
+        return each(self.x, lambda t: t[index].to(device)), self.y[index].to(device)
 
 
 class Items:
@@ -62,32 +67,91 @@ class Items:
         """From now on, refuse labels outside 0..classes-1 where they turn up."""
         self.classes = classes
 
-    def take(self, rows: Indices, device: torch.device) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         try:
             pairs = [self.dataset[int(row)] for row in rows]
-            x = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
+            x = _stacked([pair[0] for pair in pairs])
             labels = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
         except Exception as error:  # whatever a dataset of the user's may raise
             words = f"expected (x, y) of tensors or numbers, got {type(error).__name__}: {error}"
             raise ContractError(f"{self.name}, one of rows {rows[:4].tolist()}..: {words}") from error
-        check_finite(x, f"{self.name}, one of rows {rows[0]}..")
-        x = x.to(self.dtype) if x.is_floating_point() else x
+        for part in tensors(x):
+            check_finite(part, f"{self.name}, one of rows {rows[0]}..")
         y = _labels(labels, self.dtype)
         if self.classes is not None:
             check_labels(y, self.classes, self.name)
-        return x.to(device), y.to(device)
+        return each(x, lambda t: (t.to(self.dtype) if t.is_floating_point() else t).to(device)), y.to(device)
+
+
+class View:
+    """Some rows of a stored data set, as a model sees them; in training changed at random where `transform` does."""
+
+    def __init__(
+        self, rows: Rows, index: Indices, transform: Transform, dtype: torch.dtype = torch.float32, name: str = "rows"
+    ) -> None:
+        self.rows, self.index, self.transform, self.dtype, self.name = rows, index, transform, dtype, name
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def expect_classes(self, classes: int) -> None:
+        check_labels(torch.from_numpy(self.rows.y[self.index]), classes, self.name)
+
+    def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Tensor, Tensor]:
+        where = self.index[rows]
+        x, y = (torch.from_numpy(np.asarray(column[where])).to(device) for column in (self.rows.x, self.rows.y))
+        return self.transform(x, self.dtype, draw), y
+
+
+class Population(Sequence[View]):
+    """What each of many clients holds of one stored data set; a client's view is made when it is asked for."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        parts: Parts | Side,
+        transform: Transform,
+        dtype: torch.dtype = torch.float32,
+        name: str = "clients",
+    ) -> None:
+        self.rows, self.parts, self.transform, self.dtype, self.name = rows, parts, transform, dtype, name
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def sizes(self) -> Indices:
+        return self.parts.sizes
+
+    def everybody(self) -> View:
+        """All rows of the data set, whoever holds them."""
+        return View(self.rows, np.arange(len(self.rows)), self.transform, self.dtype, self.name)
+
+    @overload
+    def __getitem__(self, client: int) -> View: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[View]: ...
+    def __getitem__(self, client: int | slice) -> View | Sequence[View]:
+        if isinstance(client, slice):
+            return [self[j] for j in range(len(self))[client]]
+        j = range(len(self))[client]
+        return View(self.rows, self.parts[j], self.transform, self.dtype, f"{self.name}[{j}]")
 
 
 def source(given: Any, dtype: torch.dtype, name: str) -> Source:
     """`given` as a source of rows in the model's dtype; `name` stands for it in errors."""
+    if isinstance(given, View):
+        return View(given.rows, given.index, given.transform, dtype, name)
     if isinstance(given, torch.utils.data.TensorDataset):
         given = given.tensors
-    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Tensor | np.ndarray):
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Tensor | np.ndarray | Mapping):
         try:
-            x, y = (torch.as_tensor(part) for part in given)
+            x = _tensors(given[0])
+            y = torch.as_tensor(given[1])
         except (ValueError, TypeError, RuntimeError) as error:
             raise ContractError(f"{name}: x and y must be tensors or arrays: {error}") from error
-        expect(x.ndim > 0 and y.ndim > 0, f"{name}: shapes", (tuple(x.shape), tuple(y.shape)), "rows in both")
+        shapes = tuple(tuple(t.shape) for t in (*tensors(x), y))
+        expect(bool(tensors(x)) and all(shapes), f"{name}: shapes", shapes, "rows in both")
         return Tensors(x, y, dtype, name)
     plain = isinstance(given, tuple | str | Mapping | Tensor | np.ndarray)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not plain:
@@ -112,6 +176,17 @@ def check_labels(y: Tensor, classes: int, name: str) -> None:
             f"{lo}..{hi}",
             f"0..{classes - 1}, the model's {classes} outputs",
         )
+
+
+def _tensors(x: Any) -> Inputs:
+    return {str(key): torch.as_tensor(x[key]) for key in x} if isinstance(x, Mapping) else torch.as_tensor(x)
+
+
+def _stacked(rows: Sequence[Any]) -> Inputs:
+    """The inputs of several samples as one batch."""
+    if isinstance(rows[0], Mapping):
+        return {str(key): torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
+    return torch.stack([torch.as_tensor(row) for row in rows])
 
 
 def _labels(y: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,197 +1,235 @@
-"""Data sets by name, in memory: inputs in [0, 1] or standardised, labels from 0.
-
-`digits` ships with scikit-learn. The others are read from a data folder that holds `NAME/train.parquet` and
-`NAME/test.parquet` in the public hub's schema (an image column of encoded bytes, a label column). `femnist` has
-no test file; its rows come with owners, the writers.
+"""Data sets by name. Each is looked for in FOLDER/NAME: as Parquet in the public hub's schema, then in the forms it is
+usually published in; then on the hub itself, where the `hf` extra is installed. `digits` ships with scikit-learn.
 """
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from cutlayer.data.partition import Labels, Owners
-from cutlayer.errors import ContractError, StoreError, expect, unknown
+from cutlayer.data import cache, hub
+from cutlayer.data.dataset import Dataset
+from cutlayer.data.own import OWN, Own
+from cutlayer.data.read import cifar, idx, leaf, speech, tiny
+from cutlayer.data.read import hub as parquet
+from cutlayer.data.rows import Bundle, Form, Rows
+from cutlayer.data.transform import Codes, Features, Pixels, Transform
+from cutlayer.errors import StoreError, expect, unknown
 from cutlayer.rng import EVERYBODY, rng
 
 FOLDER_VARIABLE = "CUTLAYER_DATA"
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """A task's rows; `owners`: who of 0..k-1 each training row belongs to, if the data come with natural clients."""
-
-    x: Tensor
-    y: Tensor
-    x_test: Tensor
-    y_test: Tensor
-    classes: int
-    owners: Owners | None = None
-
-    @property
-    def labels(self) -> Labels:
-        return np.asarray(self.y.numpy(), dtype=np.int64)
-
-
-@dataclass(frozen=True)
 class Task:
     """A data set by name, with the model and cut it is trained with unless others are named."""
 
-    load: Callable[[Path | None], Dataset]
     line: str
     source: str
     model: str
     cut: int
-    shipped: bool = False
-    splits: tuple[str, ...] = ("train", "test")
+    classes: int
+    forms: Sequence[Form]
+    plain: Transform = field(default_factory=Features)
+    changed: Transform | None = None
+    hub: hub.Place | None = None
+    gap: int | None = None
+
+    @property
+    def shipped(self) -> bool:
+        return not self.forms
 
 
-def digits(folder: Path | None = None) -> Dataset:
+def digits() -> Dataset:
     """1,797 handwritten digits of 8x8 pixels; every fifth of each class is kept for the test."""
     from sklearn.datasets import load_digits  # only here: it takes as long to import as torch
 
     bunch = load_digits()
-    x = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
-    y = torch.tensor(bunch.target, dtype=torch.int64)
-    held = torch.zeros(len(y), dtype=torch.bool)
+    x = bunch.images.astype(np.float32)[:, None] / np.float32(16)
+    y = bunch.target.astype(np.int64)
+    held = np.zeros(len(y), dtype=bool)
     for label in range(10):
-        held[(y == label).nonzero().flatten()[::5]] = True
-    return Dataset(x[~held], y[~held], x[held], y[held], 10)
+        held[np.flatnonzero(y == label)[::5]] = True
+    return Dataset(Rows(x[~held], y[~held]), Rows(x[held], y[held]), 10, Features(), Features())
 
 
-def _parquet(name: str, mean: tuple[float, ...], std: tuple[float, ...]) -> Callable[[Path | None], Dataset]:
-    def load(folder: Path | None) -> Dataset:
-        where = _folder(name, folder)
-        shift, scale = (torch.tensor(v)[:, None, None] for v in (mean, std))
-        rows = [read_images(where / f"{split}.parquet") for split in ("train", "test")]
-        (x, y), (x_test, y_test) = (((pixels.float() / 255 - shift) / scale, labels) for pixels, labels in rows)
-        return Dataset(x, y, x_test, y_test, int(max(y.max(), y_test.max())) + 1)
-
-    return load
+def _moved(pixels: Pixels, pad: int) -> Pixels:
+    return replace(pixels, pad=pad, flip=True)
 
 
-def femnist(folder: Path | None) -> Dataset:
-    """Handwritten characters with their writers as owners, in [0, 1] as LEAF keeps them; no test rows."""
-    path = _folder("femnist", folder) / "train.parquet"
-    owners = read_owners(path, "writer_id")
-    pixels, y = read_images(path)
-    low, high = int(y.min()), int(y.max())
-    expect(low >= 0 and high < 62, f"{path}: labels", f"{low}..{high}", "0..61")
-    x = pixels.float() / 255
-    return Dataset(x, y, x[:0], y[:0], 62, owners)
+CIFAR10 = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+CIFAR100 = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+TINY = Pixels((0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262))
+LEAF = "Caldas et al. (LEAF), 2018"
+
+TASKS: dict[str, Task] = {
+    "digits": Task(
+        "1,797 handwritten digits, 8x8, 10 classes; no download", "Alpaydin and Kaynak, 1998", "cnn", 0, 10, ()
+    ),
+    "mnist": Task(
+        "handwritten digits, 28x28, 10 classes",
+        "LeCun et al., 1998",
+        "cnn",
+        1,
+        10,
+        (parquet.images(), idx.FORM),
+        Pixels((0.1307,), (0.3081,)),
+        hub=hub.Place("ylecun/mnist"),
+    ),
+    "fashion_mnist": Task(
+        "clothes, 28x28, 10 classes",
+        "Xiao et al., 2017",
+        "cnn",
+        1,
+        10,
+        (parquet.images(), idx.FORM),
+        Pixels((0.2860,), (0.3530,)),
+        hub=hub.Place("zalando-datasets/fashion_mnist"),
+    ),
+    "cifar10": Task(
+        "photographs, 32x32, 10 classes",
+        "Krizhevsky, 2009",
+        "resnet",
+        1,
+        10,
+        (parquet.images(), cifar.PYTHON10, cifar.BINARY10),
+        CIFAR10,
+        _moved(CIFAR10, 4),
+        hub.Place("uoft-cs/cifar10"),
+    ),
+    "cifar100": Task(
+        "photographs, 32x32, 100 classes",
+        "Krizhevsky, 2009",
+        "resnet",
+        1,
+        100,
+        (parquet.images(y="fine_label"), cifar.PYTHON100, cifar.BINARY100),
+        CIFAR100,
+        _moved(CIFAR100, 4),
+        hub.Place("uoft-cs/cifar100"),
+    ),
+    "tiny_imagenet": Task(
+        "photographs, 64x64, 200 classes",
+        "Le and Yang, 2015",
+        "resnet18",
+        2,
+        200,
+        (parquet.images(test="valid", mode="RGB"), tiny.FORM),
+        TINY,
+        _moved(TINY, 8),
+        hub.Place("zh-plus/tiny-imagenet", test="valid"),
+    ),
+    "femnist": Task(
+        "handwritten characters by writer, 28x28, 62 classes; no test rows",
+        LEAF,
+        "leaf_cnn",
+        1,
+        62,
+        (parquet.images(y="character", owner="writer_id", test=None), leaf.form("femnist")),
+        Pixels(),
+        hub=hub.Place("flwrlabs/femnist", test=None),
+    ),
+    "celeba": Task(
+        "faces by celebrity, smiling or not, 84x84",
+        LEAF,
+        "celeba_cnn",
+        1,
+        2,
+        (parquet.images(y="Smiling", owner="celeb_id", test="test", size=84, mode="RGB"), leaf.form("celeba")),
+        Pixels(),
+        hub=hub.Place("flwrlabs/celeba"),
+    ),
+    "shakespeare": Task(
+        "the next character of 80, by role, 80 symbols; no test rows",
+        LEAF,
+        "leaf_lstm",
+        1,
+        80,
+        (parquet.windows(), leaf.form("shakespeare")),
+        Codes(),
+        hub=hub.Place("flwrlabs/shakespeare", test=None),
+        gap=79,
+    ),
+    "speech_commands": Task(
+        "spoken words by speaker, as 32x32 log-mel pictures",
+        "Warden, 2018",
+        "vgg11",
+        2,
+        35,
+        (parquet.recordings(), speech.FORM),
+        Features(-30.0, 20.0),
+        hub=hub.Place("google/speech_commands", "v0.02"),
+    ),
+    OWN: Task("your own: --data FOLDER, FILE.npz or FILE.parquet", "-", "resnet", 1, 0, ()),
+}
 
 
-def read_owners(path: Path, column: str) -> Owners:
-    """The owner of every row of a Parquet file: the names in a column, numbered in sorted order."""
-    table = _table(path)
-    if column not in table.column_names:
-        raise ContractError(f"{path}: columns {table.column_names}, expected an owner column {column!r}")
-    names = table.column(column)
-    expect(names.null_count == 0, f"{path}: rows without {column}", names.null_count, "none")
-    return np.unique(names.to_numpy(), return_inverse=True)[1].astype(np.int64)
+def load_task(
+    name: str, folder: Path | None, train_rows: int | None = None, seed: int = 0, own: Own | None = None
+) -> Dataset:
+    """The rows of a task, or a random `train_rows` of its training rows."""
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
+    task = TASKS[name]
+    if own is not None:
+        data = own.load()
+    elif task.shipped:
+        data = digits()
+    else:
+        data = _dataset(task, _bundle(name, task, folder))
+    return data if train_rows is None else _some(data, train_rows, seed)
 
 
-def read_images(path: Path) -> tuple[Tensor, Tensor]:
-    """The images of a Parquet file as uint8 [n, channels, height, width], and their labels."""
-    from PIL import Image
-
-    table = _table(path)
-    image = next((c for c in ("img", "image") if c in table.column_names), None)
-    label = next((c for c in ("label", "fine_label", "character") if c in table.column_names), None)
-    if image is None or label is None:
-        raise ContractError(f"{path}: columns {table.column_names}, expected an image and a label column")
-    labels = table.column(label)
-    whole = str(labels.type).startswith(("int", "uint")) and labels.null_count == 0
-    expect(whole, f"{path}: column {label}", str(labels.type), "a whole number in every row")
-    pixels = []
-    for row, cell in enumerate(table.column(image).to_pylist()):
-        try:
-            pixels.append(np.asarray(Image.open(io.BytesIO(cell["bytes"]))))
-        except (OSError, SyntaxError, ValueError, TypeError, KeyError) as error:  # Pillow raises three of them
-            raise ContractError(f"{path}, row {row}: not a readable image: {error}") from error
-    shapes = sorted({cell.shape for cell in pixels})
-    expect(len(shapes) == 1, f"{path}: image shapes", shapes, "rows of one shape")
-    x = torch.from_numpy(np.stack(pixels))
-    x = x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
-    return x, torch.from_numpy(labels.to_numpy().astype(np.int64))
+def _dataset(task: Task, bundle: Bundle) -> Dataset:
+    classes = len(bundle.class_names) or task.classes
+    for split, rows in (("training", bundle.train), ("test", bundle.test)):
+        low, high = (int(rows.y.min()), int(rows.y.max())) if len(rows) else (0, 0)
+        expect(low >= 0 and high < classes, f"{split} labels", f"{low}..{high}", f"0..{classes - 1}")
+    changed = task.changed or task.plain
+    return Dataset(bundle.train, bundle.test, classes, task.plain, changed, task.gap, bundle.class_names)
 
 
-def _table(path: Path) -> Any:
-    import pyarrow.parquet
+def _bundle(name: str, task: Task, folder: Path | None) -> Bundle:
+    root = data_folder(folder)
+    found = cache.find(name, task.forms, root / name) if root is not None and (root / name).is_dir() else None
+    if found is None and task.hub is not None and hub.installed():
+        found = cache.find(name, task.forms, hub.fetch(name, task.hub))
+    if found is None:
+        raise StoreError(f"task {name!r}: {_missing(name, task, root)}")
+    return found
 
-    try:
-        return pyarrow.parquet.read_table(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
-        raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
+
+def _missing(name: str, task: Task, root: Path | None) -> str:
+    """What to put where."""
+    where = root / name if root is not None else Path("FOLDER") / name
+    first = (
+        f"nothing to read in {where}. "
+        if root is not None
+        else (f"no data folder: give --data-dir FOLDER, or set {FOLDER_VARIABLE}. ")
+    )
+    kinds = "; or ".join(form.needs for form in task.forms)
+    or_hub = f". Or install cutlayer[hf], to fetch {task.hub.path} from the Hugging Face hub" if task.hub else ""
+    return f"{first}Put into {where}: {kinds}{or_hub}"
+
+
+def _some(data: Dataset, train_rows: int, seed: int) -> Dataset:
+    n = len(data.train)
+    expect(1 <= train_rows <= n, "train_rows", train_rows, f"a whole number from 1 to {n}")
+    return replace(data, train=chosen(data.train, np.sort(rng(seed, 0, EVERYBODY, "rows").permutation(n)[:train_rows])))
+
+
+def chosen(rows: Rows, index: Any) -> Rows:
+    """Some of the rows, in memory."""
+    owners = None if rows.owners is None else rows.owners[index]
+    return Rows(rows.x[index], rows.y[index], owners, rows.owner_names)
 
 
 def data_folder(folder: Path | None = None) -> Path | None:
     """The folder given, or the one the environment names."""
     named = os.environ.get(FOLDER_VARIABLE)
     return folder or (Path(named) if named else None)
-
-
-def _folder(name: str, folder: Path | None) -> Path:
-    root = data_folder(folder)
-    if root is None:
-        raise StoreError(f"task {name!r} needs a data folder: give --data-dir, or set {FOLDER_VARIABLE}")
-    for split in TASKS[name].splits:
-        if not (root / name / f"{split}.parquet").is_file():
-            raise StoreError(f"task {name!r}: no file {root / name / f'{split}.parquet'}; put the Parquet file there")
-    return root / name
-
-
-TASKS: dict[str, Task] = {
-    "digits": Task(
-        digits, "1,797 handwritten digits, 8x8, 10 classes; no download", "Alpaydin and Kaynak, 1998", "cnn", 0, True
-    ),
-    "mnist": Task(
-        _parquet("mnist", (0.1307,), (0.3081,)), "handwritten digits, 28x28, 10 classes", "LeCun et al., 1998", "cnn", 1
-    ),
-    "fashion_mnist": Task(
-        _parquet("fashion_mnist", (0.2860,), (0.3530,)), "clothes, 28x28, 10 classes", "Xiao et al., 2017", "cnn", 1
-    ),
-    "cifar10": Task(
-        _parquet("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-        "photographs, 32x32, 10 classes",
-        "Krizhevsky, 2009",
-        "resnet",
-        1,
-    ),
-    "cifar100": Task(
-        _parquet("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-        "photographs, 32x32, 100 classes",
-        "Krizhevsky, 2009",
-        "resnet",
-        1,
-    ),
-    "femnist": Task(
-        femnist,
-        "handwritten characters by writer, 28x28, 62 classes; no test rows",
-        "Caldas et al. (LEAF), 2018",
-        "leaf_cnn",
-        1,
-        splits=("train",),
-    ),
-}
-
-
-def load_task(name: str, folder: Path | None, train_rows: int | None, seed: int) -> Dataset:
-    """The rows of a task, or a random `train_rows` of its training rows."""
-    if name not in TASKS:
-        raise unknown("task", name, TASKS)
-    data = TASKS[name].load(folder)
-    if train_rows is None:
-        return data
-    expect(1 <= train_rows <= len(data.y), "train_rows", train_rows, f"a whole number from 1 to {len(data.y)}")
-    rows = np.sort(rng(seed, 0, EVERYBODY, "rows").permutation(len(data.y))[:train_rows])
-    owners = None if data.owners is None else data.owners[rows]
-    return replace(data, x=data.x[rows], y=data.y[rows], owners=owners)

@@ -1,26 +1,77 @@
-"""Small models as ordered blocks, sized for 8x8 digits, 28x28 and 32x32 images.
+"""Models as ordered blocks: small ones for 8x8 digits, 28x28 and 32x32 images, and those of the papers.
 
 `cut=L` leaves blocks 0..L with the client:
 
-    mlp      0 flatten, linear, relu      1, 2 linear, relu            3 linear
-    cnn      0 conv, relu                 1 conv, relu, pool           2 conv, relu, pool    3 flatten, linear
-    resnet   0 conv, norm, relu           1, 2, 3 residual blocks                            4 pool, linear
-    leaf_cnn 0, 1 conv, relu, pool        2 flatten, linear, relu      3 linear
+    mlp          0 flatten, linear, relu     1, 2 linear, relu                                     3 linear
+    cnn          0 conv, relu                1 conv, relu, pool            2 conv, relu, pool      3 flatten, linear
+    resnet       0 conv, norm, relu          1, 2, 3 residual blocks                               4 pool, linear
+    resnet18     0 stem                      1 .. 8 residual blocks                                9 pool, linear
+    resnet34     0 stem                      1 .. 16 residual blocks                               17 pool, linear
+    resnet9      0 conv                      1, 3, 4 conv, pool            2, 5 residual blocks    6 pool, linear
+    vgg11        0 conv, norm, relu, pool    1 .. 7 the same, some without pool                    8 head
+    vgg16        0 conv, norm, relu          1 .. 12 the same, some with pool                      13 head
+    mobilenetv2  0 conv, norm, relu          1 .. 17 inverted residual blocks                      18 conv, pool, linear
+    densenet121  0 conv, norm, relu, pool    1, 3, 5, 7 dense blocks       2, 4, 6 transitions     8 norm, pool, linear
+    densenet169  0 conv, norm, relu, pool    1, 3, 5, 7 dense blocks       2, 4, 6 transitions     8 norm, pool, linear
+    leaf_cnn     0, 1 conv, relu, pool       2 flatten, linear, relu                               3 linear
+    celeba_cnn   0 conv, norm, pool, relu    1, 2, 3 the same                                      4 flatten, linear
+    leaf_lstm    0 embedding                 1 two-layer LSTM, last step                           2 linear
+    transformer  0 embeddings                1 .. 6 encoder layers                                 7 last step, linear
+
+Text models take the numbers of their symbols, (length,) a row. Weights start as torch draws them (but see `vgg11`).
 """
 
 from __future__ import annotations
 
 from cutlayer.models.cnn import cnn
-from cutlayer.models.leaf import leaf_cnn
+from cutlayer.models.densenet import densenet121, densenet169
+from cutlayer.models.leaf import celeba_cnn, leaf_cnn, leaf_lstm
 from cutlayer.models.mlp import mlp
-from cutlayer.models.resnet import resnet
+from cutlayer.models.mobilenet import mobilenetv2
+from cutlayer.models.resnet import resnet, resnet18, resnet34
+from cutlayer.models.resnet9 import resnet9
+from cutlayer.models.shapes import example
+from cutlayer.models.transformer import transformer
+from cutlayer.models.vgg import vgg11, vgg16
 from cutlayer.table import Part
+
+HE, LEAF = "He et al., CVPR 2016", "Caldas et al. (LEAF), 2018"
+VGG, DENSE = "Simonyan and Zisserman, ICLR 2015", "Huang et al., CVPR 2017"
 
 MODELS: dict[str, Part] = {
     "mlp": Part(mlp, "three hidden layers (depth); 4 blocks", "-"),
     "cnn": Part(cnn, "three 3x3 convolutions; 4 blocks", "-"),
-    "resnet": Part(resnet, "three residual blocks with batch or group norm; 5 blocks", "He et al., CVPR 2016"),
-    "leaf_cnn": Part(leaf_cnn, "two 5x5 convolutions and a wide layer; 4 blocks", "Caldas et al. (LEAF), 2018"),
+    "resnet": Part(resnet, "three residual blocks with batch or group norm; 5 blocks", HE),
+    "resnet18": Part(resnet18, "ResNet-18: stem for ImageNet or CIFAR, batch or group norm; 10 blocks", HE),
+    "resnet34": Part(resnet34, "ResNet-34, the same; 18 blocks", HE),
+    "resnet9": Part(resnet9, "two residual blocks among wide convolutions, for 32x32; 7 blocks", "CycleSL, 2025"),
+    "vgg11": Part(vgg11, "VGG-11 with a small or the original head, with or without batch norm; 9 blocks", VGG),
+    "vgg16": Part(vgg16, "VGG-16, the same; 14 blocks", VGG),
+    "mobilenetv2": Part(mobilenetv2, "MobileNetV2: 17 inverted residuals; 19 blocks", "Sandler et al., CVPR 2018"),
+    "densenet121": Part(densenet121, "DenseNet-121: four dense blocks, three transitions; 9 blocks", DENSE),
+    "densenet169": Part(densenet169, "DenseNet-169, the same; 9 blocks", DENSE),
+    "leaf_cnn": Part(leaf_cnn, "FEMNIST: two 5x5 convolutions and a wide layer; 4 blocks", LEAF),
+    "celeba_cnn": Part(celeba_cnn, "CelebA: four 3x3 convolutions with batch norm; 5 blocks", LEAF),
+    "leaf_lstm": Part(leaf_lstm, "Shakespeare: a two-layer LSTM over characters; 3 blocks", LEAF),
+    "transformer": Part(transformer, "Shakespeare: six encoder layers (depth); 8 blocks", "Li et al., NeurIPS 2023"),
 }
 
-__all__ = ["MODELS", "cnn", "leaf_cnn", "mlp", "resnet"]
+__all__ = [
+    "MODELS",
+    "celeba_cnn",
+    "cnn",
+    "densenet121",
+    "densenet169",
+    "example",
+    "leaf_cnn",
+    "leaf_lstm",
+    "mlp",
+    "mobilenetv2",
+    "resnet",
+    "resnet9",
+    "resnet18",
+    "resnet34",
+    "transformer",
+    "vgg11",
+    "vgg16",
+]

@@ -1,4 +1,4 @@
-"""A small residual network in five blocks (He et al. 2016)."""
+"""Residual networks (He et al., CVPR 2016): a small one in five blocks, and ResNet-18 and -34, a block a residual."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.errors import expect
+from cutlayer.models.shapes import image
 
 Norm = Literal["bn", "gn"]
+Stem = Literal["imagenet", "cifar"]
 
 
 def resnet(shape: Sequence[int], classes: int, width: int = 16, norm: Norm = "bn") -> nn.Sequential:
@@ -21,12 +23,49 @@ def resnet(shape: Sequence[int], classes: int, width: int = 16, norm: Norm = "bn
     expect(width >= 1, "width", width, "a whole number, at least 1")
     expect(norm in ("bn", "gn"), "norm", norm, "'bn' or 'gn'")
     expect(norm == "bn" or width % 2 == 0, "width", width, "an even number, for two groups")
+    channels, *_ = image(shape)
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(shape[0], width, 3, padding=1, bias=False), normalise(width, norm), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(channels, width, 3, padding=1, bias=False), normalise(width, norm), nn.ReLU()),
         Residual(width, width, 1, norm),
         Residual(width, 2 * width, 2, norm),
         Residual(2 * width, 4 * width, 2, norm),
         nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes)),
+    )
+
+
+def resnet18(shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn") -> nn.Sequential:
+    """Blocks: 0 stem; 1 to 8 residual blocks, two of 64, 128, 256 and 512 channels each; 9 average pool, linear.
+
+    The stem is conv 7x7/2, norm, relu, max pool 3x3/2 (`imagenet`), or conv 3x3, norm, relu (`cifar`).
+    `norm="gn"` puts group norm with two groups where batch norm would be.
+    """
+    return _staged((2, 2, 2, 2), shape, classes, stem, norm)
+
+
+def resnet34(shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn") -> nn.Sequential:
+    """Blocks: 0 stem; 1 to 16 residual blocks: 1-3 of 64 channels, 4-7 of 128, 8-13 of 256, 14-16 of 512; 17 as 18's.
+
+    Stem and norm are those of `resnet18`.
+    """
+    return _staged((3, 4, 6, 3), shape, classes, stem, norm)
+
+
+def _staged(depths: Sequence[int], shape: Sequence[int], classes: int, stem: Stem, norm: Norm) -> nn.Sequential:
+    """Stages of 64, 128, 256, 512 channels; each but the first halves the image in its first block."""
+    expect(stem in ("imagenet", "cifar"), "stem", stem, "'imagenet' or 'cifar'")
+    expect(norm in ("bn", "gn"), "norm", norm, "'bn' or 'gn'")
+    channels, *_ = image(shape)
+    first: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), normalise(64, norm), nn.ReLU()]
+    if stem == "imagenet":
+        first[0] = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        first.append(nn.MaxPool2d(3, stride=2, padding=1))
+    blocks, inside = [], 64
+    for width, depth in zip((64, 128, 256, 512), depths, strict=True):
+        for _ in range(depth):
+            blocks.append(Residual(inside, width, 1 if inside == width else 2, norm))
+            inside = width
+    return nn.Sequential(
+        nn.Sequential(*first), *blocks, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
     )
 
 

@@ -32,6 +32,12 @@ class Outcome:
         scores = [r.accuracy for r in self.rounds if r.accuracy is not None][-10:]
         return statistics.fmean(scores) if scores else math.nan
 
+    def time_to(self, target: float) -> float | None:
+        """The simulated seconds up to that round."""
+        needed = self.rounds_to(target)
+        times = [r.sim_seconds for r in self.rounds[:needed]]
+        return None if needed is None or None in times else math.fsum(t for t in times if t is not None)
+
     def rounds_to(self, target: float) -> int | None:
         """The first round whose accuracy is at least the target."""
         return next((r.n for r in self.rounds if r.accuracy is not None and r.accuracy >= target), None)
@@ -48,6 +54,7 @@ class Row:
     rounds_to_target: float | None  # mean over seeds; None: not every seed reached it
     reached: int
     speedup: float | None
+    time_to_target: float | None  # simulated seconds, mean over seeds; None: not every seed reached it
     own: dict[str, float]  # with a test set per client: means over seeds, of the last round that tested everybody
     bytes_per_client: float  # both ways, a round
     seconds: float  # mean over seeds
@@ -105,13 +112,14 @@ def outcome(path: Path, seed: int) -> Outcome:
     return Outcome(seed, journal.read(path / "journal.jsonl"), summary["status"] if summary else "unfinished")
 
 
-def tabulate(methods: Sequence[tuple[str, list[Outcome]]]) -> Table:
-    """One row a method; the baseline is FedAvg where it takes part, else the first."""
+def tabulate(methods: Sequence[tuple[str, list[Outcome]]], target: float | None = None) -> Table:
+    """One row a method; the baseline is FedAvg where it takes part, else the first. `target`: instead of its 90 %."""
     labels = [label for label, _ in methods]
     baseline = "FedAvg" if "FedAvg" in labels else labels[0]
     outcomes = dict(methods)
     bests = [o.best for o in outcomes[baseline] if not math.isnan(o.best)]
-    target = SHARE * statistics.fmean(bests) if bests else math.nan
+    if target is None:
+        target = SHARE * statistics.fmean(bests) if bests else math.nan
     reference = _rounds_to(outcomes[baseline], target)
     return Table([_row(label, os, target, reference) for label, os in methods], baseline, target)
 
@@ -129,6 +137,7 @@ def _row(label: str, outcomes: list[Outcome], target: float, reference: float | 
         rounds_to_target=needed,
         reached=sum(o.rounds_to(target) is not None for o in outcomes),
         speedup=reference / needed if reference and needed else None,
+        time_to_target=_mean_of_all([o.time_to(target) for o in outcomes]),
         own=_own(outcomes),
         bytes_per_client=sum(r.bytes_up + r.bytes_down for r in rounds) / turns if turns else math.nan,
         seconds=sum(r.seconds for r in rounds) / len(outcomes) if outcomes else math.nan,
@@ -137,6 +146,10 @@ def _row(label: str, outcomes: list[Outcome], target: float, reference: float | 
 
 
 def _rounds_to(outcomes: Sequence[Outcome], target: float) -> float | None:
-    needed = [o.rounds_to(target) for o in outcomes]
-    known = [n for n in needed if n is not None]
-    return statistics.fmean(known) if known and len(known) == len(needed) else None
+    return _mean_of_all([o.rounds_to(target) for o in outcomes])
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    """The mean, if none is missing."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None

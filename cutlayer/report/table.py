@@ -11,7 +11,7 @@ import rich.table
 
 from cutlayer.report.summary import SHARE, Row, Table
 
-HEADINGS = ("method", "best accuracy", "R", "speed-up", "KiB per client", "seconds")
+HEADINGS = ("method", "best accuracy", "R", "speed-up", "T", "KiB per client", "seconds")
 OWN = {"accuracy": "final", "f1": "F1", "mcc": "MCC", "auc": "AUC", "worst_tenth": "worst tenth"}
 
 
@@ -31,13 +31,22 @@ def cells(row: Row, table: Table) -> tuple[str, ...]:
         best += f" ({row.diverged} diverged)"
     needed = f">{row.budget}" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
     speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
+    time = "-" if row.time_to_target is None else duration(row.time_to_target)
     kib = "-" if math.isnan(row.bytes_per_client) else f"{row.bytes_per_client / 1024:,.0f}"
     percent = ("accuracy", "worst_tenth")
     own = (
         ("-" if name not in row.own else f"{100 * row.own[name]:.2f}" if name in percent else f"{row.own[name]:.3f}")
         for name in _own(table)
     )
-    return row.label, best, needed, speedup, kib, f"{row.seconds:.1f}", *own
+    return row.label, best, needed, speedup, time, kib, f"{row.seconds:.1f}", *own
+
+
+def duration(seconds: float) -> str:
+    """Simulated time in the unit that reads best."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 def caption(table: Table) -> str:
@@ -48,6 +57,7 @@ def caption(table: Table) -> str:
     return (
         f"best accuracy: top-1 on {rows} in %, best round, mean ± std over {seeds} seed{'s' * (seeds != 1)}; "
         f"R: rounds to {SHARE:.0%} of {table.baseline}'s best{at}; "
+        "T: simulated time to it on the clients' devices; "
         "KiB per client: both ways, a round; seconds: a run's wall time"
         + ("; final and on: the last round's, pooled over all clients, each on its own rows" if _own(table) else "")
     )

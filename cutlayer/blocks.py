@@ -1,0 +1,52 @@
+"""What is known of a run's model, block by block, beside the run: enough to count its time again without the model.
+
+blocks.json   shape and classes of the task; of each block its MACs, output elements and weights; the clients
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cutlayer.data.dataset import Dataset
+from cutlayer.errors import StoreError
+from cutlayer.macs import Shape
+from cutlayer.train import Run
+
+FILE = "blocks.json"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One number per block; `weights` of the front of a cut at L are the first L + 1 together."""
+
+    input: list[int]
+    classes: int
+    clients: int
+    macs: list[int]
+    elements: list[int]
+    weights: list[int]
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.macs, self.elements)
+
+
+def dump(run: Run, data: Dataset) -> bytes:
+    s = run.setup
+    ends = [0, *(end[0] for end in s.offsets)]
+    weights = [b - a for a, b in itertools.pairwise(ends)]
+    about = Blocks(list(data.shape), data.classes, len(s.sizes), s.shape.macs, s.shape.elements, weights)
+    return json.dumps(asdict(about)).encode()
+
+
+def read(run: Path) -> Blocks:
+    path = run / FILE
+    try:
+        return Blocks(**json.loads(path.read_text()))
+    except FileNotFoundError as error:
+        raise StoreError(f"{path}: no such file; expected the folder of a run") from error
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"{path}: damaged: {error}") from error

@@ -1,0 +1,79 @@
+"""A user's own data: a folder of images by class, or by client and class; NPZ or Parquet files, one or one a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from cutlayer.data import cache
+from cutlayer.data.dataset import Dataset
+from cutlayer.data.read import arrays, clients, folders
+from cutlayer.data.rows import Bundle, Rows
+from cutlayer.data.transform import Codes, Features, Pixels, Transform
+from cutlayer.errors import ContractError, StoreError, expect
+
+OWN = "own"
+"""The name of this task."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Where the rows are, and what to take of them."""
+
+    path: str
+    test: str | None = None
+    x: str = "x"
+    y: str = "y"
+    owner: str | None = None
+    layout: Literal["auto", "class", "client"] = "auto"
+    size: int | None = None
+
+    def load(self) -> Dataset:
+        bundle = self._read(Path(self.path))
+        if self.test is not None:
+            other = self._read(Path(self.test))
+            bundle = Bundle(bundle.train, _renamed(bundle, other, self.test), bundle.class_names)
+        train = bundle.train
+        expect(len(train) > 0, "data", self.path, "at least one row")
+        classes = len(bundle.class_names) or int(max(train.y.max(), bundle.test.y.max(initial=0))) + 1
+        how = _seen(train)
+        return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
+
+    def _read(self, path: Path) -> Bundle:
+        if not path.exists():
+            raise StoreError(f"data = {str(path)!r}: no such folder or file")
+        forms = [
+            arrays.form(self.x, self.y, self.owner, self.size),
+            clients.form(self.x, self.y, self.size),
+            folders.form(self.size, self.layout),
+        ]
+        options = f"{self.x} {self.y} {self.owner} {self.layout} {self.size}"
+        for form in forms[:1] if path.is_file() else forms:
+            if form.files(path):
+                return cache.through(path.stem or OWN, form, path, options)
+        needs = "; or ".join(form.needs for form in forms)
+        raise StoreError(f"data = {str(path)!r}: nothing to read there; expected {needs}")
+
+
+def _seen(rows: Rows) -> Transform:
+    """How a model sees the rows, from what they are."""
+    if rows.x.dtype == np.uint8 and rows.x.ndim == 4:
+        return Pixels()
+    return Codes() if rows.x.dtype.kind in "iu" else Features()
+
+
+def _renamed(first: Bundle, other: Bundle, path: str) -> Rows:
+    """The rows of another file as test rows: its classes, by name, are those of the first."""
+    rows = other.train
+    if rows.x.shape[1:] != first.train.x.shape[1:]:
+        shapes = rows.x.shape[1:], first.train.x.shape[1:]
+        raise ContractError(f"data_test = {path!r}: rows of shape {shapes[0]}, expected {shapes[1]} as in data")
+    if not other.class_names or tuple(other.class_names) == tuple(first.class_names):
+        return rows
+    for name in other.class_names:
+        expect(name in first.class_names, f"data_test = {path!r}: class", name, "one that the training rows have")
+    codes = np.array([list(first.class_names).index(name) for name in other.class_names], dtype=np.int64)
+    return Rows(rows.x, codes[rows.y], rows.owners, rows.owner_names)

@@ -1,0 +1,120 @@
+"""Partitions as files: who holds which rows, written down so that others train on the very same parts.
+
+    parts.json   {"rows": 50000, "clients": [[4, 17, ...], ...], "tests": [[...], ...]}      tests: optional
+    parts.npz    the same as arrays: rows, order, ends, and test_order, test_ends
+
+Read besides: a plain JSON list of lists, or an object of client -> rows; and published pickles of index lists (as plain
+data, nothing in them is run): a list or dict of rows per client, or `data_indices` with train and test rows of each
+client, counted through training and test rows together.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cutlayer.data.parts import Parts
+from cutlayer.data.read import plain_pickle
+from cutlayer.data.rows import Labels, Owners
+from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.feed import Indices
+from cutlayer.files import write_aside
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """Parts read from a file: `cutlayer partition --out parts.json` writes one."""
+
+    path: str = ""
+
+    def __post_init__(self) -> None:
+        expect(bool(self.path), "path", self.path, "a partition file")
+
+    def __call__(
+        self, labels: Labels, clients: int | None, rng: np.random.Generator, owners: Owners | None = None
+    ) -> Parts:
+        parts = read(Path(self.path), len(labels))
+        if clients is not None:
+            expect(clients == len(parts), "clients", clients, f"{len(parts)}, as in {self.path}, or none given")
+        return parts
+
+
+def write(path: Path, parts: Parts, rows: int) -> None:
+    """A file of the kind its name ends with."""
+    if path.suffix == ".json":
+        held: dict[str, Any] = {"rows": rows, "clients": [part.tolist() for part in parts]}
+        if parts.tests is not None:
+            held["tests"] = [part.tolist() for part in parts.tests]
+        write_aside(path, json.dumps(held).encode())
+    elif path.suffix == ".npz":
+        arrays = {"rows": np.array(rows), "order": parts.order, "ends": parts.ends}
+        if parts.tests is not None:
+            arrays |= {"test_order": parts.tests.order, "test_ends": parts.tests.ends}
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **arrays)
+        write_aside(path, buffer.getvalue())
+    else:
+        raise ContractError(f"partition file {path}: expected a name that ends with .json or .npz")
+
+
+def read(path: Path, rows: int | None = None) -> Parts:
+    """The parts of a file; `rows`: how many the data have, to hold against it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"partition file {path}: cannot be read: {error.strerror}") from error
+    try:
+        parts, said = _parse(path, data)
+    except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile) as error:
+        raise StoreError(f"partition file {path}: not a partition: {error}") from error
+    if rows is not None and said is not None:
+        expect(said == rows, f"partition file {path}: rows", said, f"{rows}, as many as the data have")
+    _check(path, parts, rows)
+    return parts
+
+
+def _parse(path: Path, data: bytes) -> tuple[Parts, int | None]:
+    if data[:2] == b"PK":
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            tests = Parts(file["test_order"], file["test_ends"]) if "test_order" in file else None
+            return Parts(file["order"], file["ends"], tests), int(file["rows"])
+    held = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else plain_pickle.loads(data, str(path))
+    if isinstance(held, Mapping) and "clients" in held:
+        tests = Parts.of(_rows(part) for part in held["tests"]) if "tests" in held else None
+        return Parts.of((_rows(part) for part in held["clients"]), tests), held.get("rows")
+    if isinstance(held, Mapping) and "data_indices" in held:
+        each = held["data_indices"]
+        own = Parts.of(_rows(client["test"]) for client in each)
+        return Parts.of((_rows(client["train"]) for client in each), own), None
+    return Parts.of(_rows(part) for part in (held.values() if isinstance(held, Mapping) else held)), None
+
+
+def _rows(given: Any) -> Indices:
+    rows = np.asarray(given)
+    if rows.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise ValueError(f"{str(given)[:60]}: expected a list of row numbers for each client")
+    return rows.astype(np.int64)
+
+
+def _check(path: Path, parts: Parts, rows: int | None) -> None:
+    expect(len(parts) > 0, f"partition file {path}: clients", 0, "at least one")
+    ends = parts.ends
+    if np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(parts.order):
+        raise StoreError(f"partition file {path}: not a partition: its ends do not fit its rows")
+    for named in (parts, *([parts.tests] if parts.tests is not None else [])):
+        expect(len(named) == len(parts), f"partition file {path}: tests", len(named), f"{len(parts)}, one per client")
+        if not len(named.order):
+            continue
+        low, high = int(named.order.min()), int(named.order.max())
+        most = f"0..{rows - 1}, the rows the data have" if rows is not None else "no negative row"
+        fits = low >= 0 and (rows is None or high < rows)
+        expect(fits, f"partition file {path}: rows", f"{low}..{high}", most)

@@ -1,0 +1,132 @@
+"""Who holds which rows, for a few clients or a million: one array of row numbers, and where each client's part ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.errors import expect
+from cutlayer.feed import Indices
+from cutlayer.rng import rng
+
+
+class Parts(Sequence[Indices]):
+    """Client j holds the rows order[ends[j-1]:ends[j]], in ascending order. `tests`: those it is tested on, if said."""
+
+    def __init__(self, order: Indices, ends: Indices, tests: Parts | None = None) -> None:
+        self.order, self.ends, self.tests = order, ends, tests
+
+    @classmethod
+    def of(cls, parts: Iterable[Indices], tests: Parts | None = None) -> Parts:
+        held = [np.asarray(part, dtype=np.int64) for part in parts]
+        order = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
+        return cls(order, np.cumsum([len(part) for part in held], dtype=np.int64), tests)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def sizes(self) -> Indices:
+        return np.diff(self.ends, prepend=0)
+
+    @overload
+    def __getitem__(self, client: int) -> Indices: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
+    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
+        if isinstance(client, slice):
+            return [self[j] for j in range(len(self))[client]]
+        j = range(len(self))[client]
+        return np.sort(self.order[self.ends[j - 1] if j else 0 : self.ends[j]])
+
+
+class Split(Protocol):
+    """A client's rows, divided into those it trains on and those it is tested on."""
+
+    def sizes(self, n: Indices) -> tuple[Indices, Indices]:
+        """How many of n rows are for the training, and for the test."""
+
+    def __call__(self, rows: Indices, client: int) -> tuple[Indices, Indices]:
+        """(train, test)."""
+
+
+class Holdout:
+    """At random: `share` of a client's rows for its test, one at least of two."""
+
+    def __init__(self, share: float, seed: int) -> None:
+        expect(0 < share < 1, "share", share, "a number between 0 and 1")
+        self.share, self.seed = share, seed
+
+    def sizes(self, n: Indices) -> tuple[Indices, Indices]:
+        test = np.clip(np.floor(self.share * n + 1e-9).astype(np.int64), 1, np.maximum(n - 1, 1))
+        test = np.where(n >= 2, test, 0)
+        return n - test, test
+
+    def __call__(self, rows: Indices, client: int) -> tuple[Indices, Indices]:
+        test = int(self.sizes(np.array([len(rows)]))[1][0])
+        shuffled = rng(self.seed, 0, client, "holdout").permutation(rows)
+        return np.sort(shuffled[test:]), np.sort(shuffled[:test])
+
+
+class Tail:
+    """For rows that overlap, such as windows over a text: the last `share`, after a gap that belongs to neither."""
+
+    def __init__(self, share: float, gap: int) -> None:
+        expect(0 < share < 1, "share", share, "a number between 0 and 1")
+        self.share, self.gap = share, gap
+
+    def sizes(self, n: Indices) -> tuple[Indices, Indices]:
+        train = np.floor((1 - self.share) * n + 1e-9).astype(np.int64)
+        return train, np.maximum(n - train - self.gap, 0)
+
+    def __call__(self, rows: Indices, client: int) -> tuple[Indices, Indices]:
+        end = int(self.sizes(np.array([len(rows)]))[0][0])
+        return rows[:end], rows[end + self.gap :]
+
+
+class Side(Sequence[Indices]):
+    """One side of a split of every client's rows, made when it is asked for."""
+
+    def __init__(self, parts: Parts, split: Split, test: bool) -> None:
+        self.parts, self.split, self.test = parts, split, test
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @property
+    def sizes(self) -> Indices:
+        return self.split.sizes(self.parts.sizes)[self.test]
+
+    @overload
+    def __getitem__(self, client: int) -> Indices: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
+    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
+        if isinstance(client, slice):
+            return [self[j] for j in range(len(self))[client]]
+        j = range(len(self))[client]
+        return self.split(self.parts[j], j)[self.test]
+
+
+def histograms(parts: Parts, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """How many rows of each class every client holds, [clients, classes]."""
+    whose = np.repeat(np.arange(len(parts)), parts.sizes)
+    counts = np.bincount(whose * classes + labels[parts.order], minlength=len(parts) * classes)
+    return counts.reshape(len(parts), classes)
+
+
+def divergence(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Jensen-Shannon divergence of each client's label histogram from the uniform one, base 2: 0 alike, below 1."""
+    p = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    q = np.full_like(p, 1 / p.shape[1])
+    middle = (p + q) / 2
+
+    def from_middle(a: NDArray[np.float64]) -> NDArray[np.float64]:
+        ratio = np.divide(a, middle, out=np.ones_like(a), where=a > 0)
+        total: NDArray[np.float64] = (a * np.log2(ratio)).sum(axis=1)
+        return total
+
+    return (from_middle(p) + from_middle(q)) / 2

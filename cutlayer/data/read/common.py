@@ -1,0 +1,110 @@
+"""What the readers share: rows before they are numbered, the two sides of a data set, listings of folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.data.rows import Bundle, Labels, Owners, Rows, none_of, numbered
+from cutlayer.errors import ContractError, StoreError, expect
+
+CLASSES = "classes, as whole numbers or names; numbers to predict can be trained from Python, not from the command line"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Rows as they were read: labels as numbers or as names of classes, owners by name. `where` is for errors."""
+
+    where: object
+    x: NDArray[Any]
+    y: Labels | Sequence[str]
+    owners: Sequence[str] | None = None
+
+
+def bundle(sides: Sequence[Raw], class_names: Sequence[str] = ()) -> Bundle:
+    """Training rows and, if there are any, test rows, with one numbering of owners and of the classes trained on."""
+    train, test = sides[0], sides[-1]
+    expect(len(train.y) > 0, f"{train.where}: training rows", 0, "at least one")
+    kinds = [f"{side.x.dtype} {side.x.shape[1:]}" for side in sides]
+    expect(kinds[0] == kinds[-1], f"{test.where}: rows of", kinds[-1], f"{kinds[0]} as in {train.where}")
+    labels, class_names = _classes(sides, class_names)
+    owners, names = _owners(sides)
+    rows = [Rows(side.x, y, owned, names) for side, y, owned in zip(sides, labels, owners, strict=True)]
+    return Bundle(rows[0], none_of(rows[0]) if len(rows) == 1 else rows[1], tuple(class_names))
+
+
+def _classes(sides: Sequence[Raw], names: Sequence[str]) -> tuple[list[Labels], Sequence[str]]:
+    kinds = ["numbers" if isinstance(side.y, np.ndarray) else "names" for side in sides]
+    expect(kinds[0] == kinds[-1], f"{sides[-1].where}: labels", kinds[-1], f"{kinds[0]} as in {sides[0].where}")
+    if kinds[0] == "numbers":
+        return [np.asarray(side.y) for side in sides], names
+    names = numbered(str(name) for name in sides[0].y)[1]
+    number = {name: k for k, name in enumerate(names)}
+    for side in sides[1:]:
+        if missing := sorted(set(side.y) - set(names)):
+            raise ContractError(f"{side.where}: class {missing[0]!r} has no training rows in {sides[0].where}")
+    return [np.array([number[str(name)] for name in side.y], dtype=np.int64) for side in sides], names
+
+
+def _owners(sides: Sequence[Raw]) -> tuple[list[Owners | None], tuple[str, ...]]:
+    """The same name is the same number on both sides."""
+    if sides[0].owners is None:
+        return [None] * len(sides), ()
+    codes, names = numbered(chain.from_iterable(side.owners or () for side in sides))
+    ends = np.cumsum([len(side.owners or ()) for side in sides])[:-1]
+    split = np.split(codes, ends)
+    return [None if side.owners is None else part for side, part in zip(sides, split, strict=True)], names
+
+
+def checked(where: object, y: Labels, classes: int | None = None) -> Labels:
+    """Labels from 0, below `classes` if that is known; the error names the first row that is not."""
+    wrong = np.flatnonzero((y < 0) | (y >= classes) if classes is not None else y < 0)
+    if len(wrong):
+        below = f"0..{classes - 1}" if classes is not None else "labels from 0"
+        raise ContractError(f"{where}, row {wrong[0]}: label {y[wrong[0]]}, expected {below}")
+    return y
+
+
+def content(path: Path) -> bytes:
+    """A file's bytes."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def lines(path: Path) -> list[str]:
+    """A text file's lines that are not empty."""
+    try:
+        return [line for line in content(path).decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path}: not text: {error}") from error
+
+
+def visible(folder: Path) -> list[Path]:
+    """What lies in a folder, in sorted order, without hidden files; nothing if there is no such folder."""
+    return sorted(entry for entry in folder.iterdir() if entry.name[0] != ".") if folder.is_dir() else []
+
+
+def files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
+    """The files of these kinds in a folder."""
+    kinds = tuple(suffixes)
+    return [entry for entry in visible(folder) if entry.suffix.lower() in kinds and entry.is_file()]
+
+
+def place(folder: Path, inside: Iterable[str], marks: Iterable[str]) -> Path:
+    """The folder, or the first of those inside it that holds a file named in `marks`; the folder if none does."""
+    names = tuple(marks)
+    places = (folder, *(folder / name for name in inside))
+    return next((spot for spot in places if any((spot / name).is_file() for name in names)), folder)
+
+
+def there(paths: Iterable[Path]) -> list[Path]:
+    """Those of the files that exist."""
+    return [path for path in paths if path.is_file()]

@@ -1,0 +1,87 @@
+"""Images in folders: one for each class, or one for each client with those of its classes inside.
+
+    ROOT/CLASS/*.png           ROOT/CLIENT/CLASS/*.png
+    ROOT/train/CLASS/*.png     ROOT/train/CLIENT/CLASS/*.png      and ROOT/test, or valid, or val, beside train
+
+Classes and clients are numbered in sorted order. Hidden files and files of other kinds are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cutlayer.data.read import image
+from cutlayer.data.read.common import Raw, bundle, visible
+from cutlayer.data.rows import Bundle, Form
+from cutlayer.errors import ContractError, unknown
+
+LAYOUTS = {"class": 2, "client": 3}  # how deep images lie
+TESTS = ("test", "valid", "val", "validation")
+
+
+def form(size: int | None = None, layout: str = "auto") -> Form:
+    """Images by class or by client; `auto`: as deep as they lie. `size`: resized to size x size."""
+    if layout != "auto" and layout not in LAYOUTS:
+        raise unknown("layout", layout, ["auto", *LAYOUTS])
+    what = {"class": "CLASS/*.png", "client": "CLIENT/CLASS/*.png", "auto": "CLASS/*.png or CLIENT/CLASS/*.png"}
+
+    def files(folder: Path) -> list[Path]:
+        return [path for side in sides(folder) for path in _images(side)]
+
+    def read(folder: Path) -> Bundle:
+        depth = _depth(sides(folder)[0], layout)
+        return bundle([_side(side, depth, size) for side in sides(folder)])
+
+    return Form(f"{what[layout]}, if need be under train/ and test/", files, read)
+
+
+def sides(folder: Path) -> list[Path]:
+    """The folders of training and test rows: `train` and the first of TESTS if no others lie there, or the root."""
+    names = {entry.name for entry in visible(folder) if entry.is_dir()}
+    if "train" not in names or names - {"train", *TESTS}:
+        return [folder]
+    return [folder / "train", *[folder / name for name in TESTS if name in names][:1]]
+
+
+def _images(folder: Path, depth: int = 5) -> Iterator[Path]:
+    for entry in visible(folder):
+        if entry.is_dir():
+            yield from _images(entry, depth - 1) if depth else ()
+        elif entry.suffix.lower() in image.SUFFIXES:
+            yield entry
+
+
+def _depth(folder: Path, layout: str) -> int:
+    """How deep the first image lies, if that is a layout."""
+    first = next(_images(folder), None)
+    if first is None:
+        raise ContractError(f"{folder}: no images ({' '.join(image.SUFFIXES)})")
+    depth = LAYOUTS.get(layout) or len(first.relative_to(folder).parts)
+    if depth not in LAYOUTS.values():
+        raise ContractError(f"{first}: expected images in {folder}/CLASS or {folder}/CLIENT/CLASS")
+    return depth
+
+
+def _side(folder: Path, depth: int, size: int | None) -> Raw:
+    paths = list(_images(folder))
+    expected = folder / ("CLASS" if depth == LAYOUTS["class"] else "CLIENT/CLASS")
+    for path in paths:
+        if len(path.relative_to(folder).parts) != depth:
+            raise ContractError(f"{path}: expected images in {expected} only")
+    _no_empty(folder, depth - 1, {path.parent for path in paths})
+    x = image.stack(((path, path) for path in paths), len(paths), size)
+    clients = [path.parent.parent.name for path in paths] if depth == LAYOUTS["client"] else None
+    return Raw(folder, x, [path.parent.name for path in paths], clients)
+
+
+def _no_empty(folder: Path, depth: int, full: set[Path]) -> None:
+    """Refuse a class, or a client, of which nothing is there."""
+    inside = [entry for entry in visible(folder) if entry.is_dir()]
+    if depth and not inside:
+        raise ContractError(f"{folder}: a {'folder' if depth > 1 else 'client folder'} without class folders")
+    for entry in inside if depth else ():
+        if depth > 1:
+            _no_empty(entry, depth - 1, full)
+        elif entry not in full:
+            raise ContractError(f"{entry}: a class folder without images")

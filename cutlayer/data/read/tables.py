@@ -1,0 +1,126 @@
+"""Parquet files as columns without empty cells, and where the shards of one lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.data.read.common import files
+from cutlayer.errors import ContractError, StoreError, expect
+
+AT_ONCE = 1024  # rows
+
+
+def shards(folder: Path, split: str) -> list[Path]:
+    """SPLIT.parquet, or all of SPLIT-00000-of-00002.parquet ..., in the folder or in its `data`; none if not there."""
+    named = re.compile(rf"{re.escape(split)}-(\d+)-of-(\d+)(-\w+)?\.parquet")
+    for spot in (folder, folder / "data"):
+        if (spot / f"{split}.parquet").is_file():
+            return [spot / f"{split}.parquet"]
+        found = {path: match for path in files(spot, [".parquet"]) if (match := named.fullmatch(path.name))}
+        if found:
+            numbers, totals = ([int(match[k]) for match in found.values()] for k in (1, 2))
+            if numbers != list(range(totals[0])):
+                raise StoreError(f"{spot}: shards {numbers} of {split!r}, expected 0..{totals[0] - 1}, each once")
+            return list(found)
+    return []
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A Parquet file; what cannot be read in it is a StoreError."""
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, pyarrow.ArrowException) as error:
+        raise StoreError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def table(path: Path, columns: Sequence[str] | None = None) -> Any:
+    """A file, or some of its columns, as a pyarrow table."""
+    with opened(path) as file:
+        return file.read(columns)
+
+
+def schema(path: Path, *expected: str) -> Any:
+    """The names and types of a file's columns, those expected among them."""
+    with opened(path) as file:
+        there = file.schema_arrow
+    for name in expected:
+        if name not in there.names:
+            raise ContractError(f"{path}: columns {there.names}, expected {name!r} among them")
+    return there
+
+
+def column(path: Path, name: str) -> Any:
+    """One column, whole."""
+    schema(path, name)
+    values = table(path, [name]).column(0)
+    if values.null_count:
+        row = int(np.argmax(values.is_null().to_numpy()))
+        raise ContractError(f"{path}, row {row}: an empty cell, expected a {name}")
+    return values.cast(values.type.value_type) if str(values.type).startswith("dictionary") else values
+
+
+def cells(path: Path, name: str) -> Iterator[tuple[str, Any]]:
+    """A column's cells with what stands for them in errors, some rows at a time; empty ones are None."""
+    schema(path, name)
+    row = 0
+    with opened(path) as file:
+        for batch in file.iter_batches(AT_ONCE, columns=[name]):
+            for cell in batch.column(0).to_pylist():
+                yield f"{path}, row {row}", cell
+                row += 1
+
+
+def encoded(path: Path, name: str, what: str) -> Iterator[tuple[str, bytes]]:
+    """A column of encoded images or sounds: bytes, or the hub's pairs of bytes and path."""
+    import pyarrow as pa
+
+    kind = schema(path, name).field(name).type
+    pairs = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    inner = kind.field("bytes").type if pairs else kind
+    fits = pa.types.is_binary(inner) or pa.types.is_large_binary(inner)
+    expect(fits, f"{path}: column {name}", str(kind), f"the bytes of {what} files")
+    for where, cell in cells(path, name):
+        data = cell["bytes"] if pairs and cell is not None else cell
+        if data is None:
+            raise ContractError(f"{where}: an empty cell, expected the bytes of an {what} file")
+        yield where, data
+
+
+def numbers(path: Path, name: str) -> NDArray[Any]:
+    """A column of numbers [n], or of equally long lists of them [n, length]."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = column(path, name)
+    kind = found.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return _numbers(path, name, found)
+    lengths = pc.list_value_length(found).to_numpy()
+    length = int(lengths[0]) if len(lengths) else 0
+    if len(odd := np.flatnonzero(lengths != length)):
+        raise ContractError(f"{path}, row {odd[0]}: {lengths[odd[0]]} numbers in {name}, expected {length} as in row 0")
+    flat = pc.list_flatten(found)
+    if flat.null_count:
+        row = int(np.argmax(flat.is_null().to_numpy())) // length
+        raise ContractError(f"{path}, row {row}: an empty cell within {name}, expected a number")
+    return _numbers(path, name, flat).reshape(len(found), length)
+
+
+def _numbers(path: Path, name: str, found: Any) -> NDArray[Any]:
+    import pyarrow as pa
+
+    kind = found.type
+    fits = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    expect(fits, f"{path}: column {name}", str(kind), "numbers, or lists of numbers")
+    return np.asarray(found.to_numpy())

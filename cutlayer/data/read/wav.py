@@ -1,0 +1,28 @@
+"""Recordings: WAV of 16 bits, one channel, 16 kHz."""
+
+from __future__ import annotations
+
+import io
+import wave
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.errors import ContractError, expect
+
+RATE = 16000
+Samples = NDArray[np.int16]
+
+
+def samples(source: bytes | Path, where: object) -> Samples:
+    """The samples of a WAV file or its bytes."""
+    try:
+        with wave.open(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
+            kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
+            count, data = file.getnframes(), file.readframes(file.getnframes())
+    except (wave.Error, EOFError, OSError, ValueError, ZeroDivisionError) as error:
+        raise ContractError(f"{where}: not a readable WAV file: {error}") from error
+    expect(kind == (1, 16, RATE), f"{where}: channels, bits, rate", kind, f"(1, 16, {RATE})")
+    expect(0 < 2 * count == len(data), f"{where}: samples", len(data) // 2, f"{count or 'some'}, as announced")
+    return np.frombuffer(data, dtype="<i2")

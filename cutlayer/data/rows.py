@@ -1,0 +1,93 @@
+"""Labelled rows as they lie in memory or in a memory-mapped file: as compact as they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.errors import ContractError, expect
+
+Labels = NDArray[np.int64]
+Owners = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Inputs, labels from 0, and whose they are where the data say so.
+
+    x   uint8 pixels [n, channels, height, width]; uint8 character codes [n, length]; or float32 features [n, ...]
+    """
+
+    x: NDArray[Any]
+    y: Labels
+    owners: Owners | None = None  # index into owner_names, of every row
+    owner_names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        expect(len(self.x) == len(self.y), "lengths of x and y", (len(self.x), len(self.y)), "the same number of rows")
+        if self.owners is not None:
+            expect(len(self.owners) == len(self.y), "owners", len(self.owners), f"one for each of {len(self.y)} rows")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The training rows and the test rows (there may be none) of a data set, and the names of its classes if known."""
+
+    train: Rows
+    test: Rows
+    class_names: Sequence[str] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way in which a data set can lie on disk.
+
+    `files(folder)`: the files it would read there; none: it does not lie there in this form.
+    `needs`: what to put where, in words.
+    """
+
+    needs: str
+    files: Callable[[Path], list[Path]]
+    read: Callable[[Path], Bundle]
+
+
+def numbered(names: Iterable[str]) -> tuple[Owners, tuple[str, ...]]:
+    """Names as numbers: those of every row, and the names in sorted order that they stand for."""
+    unique, codes = np.unique(np.asarray(list(names), dtype=np.str_), return_inverse=True)
+    return codes.astype(np.int64), tuple(str(name) for name in unique)
+
+
+def none_of(rows: Rows) -> Rows:
+    """No rows of the same kind: what a data set without test rows has."""
+    owners = None if rows.owners is None else rows.owners[:0]
+    return Rows(rows.x[:0], rows.y[:0], owners, rows.owner_names)
+
+
+def together(one: Rows, other: Rows) -> Rows:
+    """The rows of one, then those of the other."""
+    if not len(other):
+        return one
+    owners, names = None, one.owner_names
+    if one.owners is not None and other.owners is not None:
+        whose = [*(one.owner_names[i] for i in one.owners), *(other.owner_names[i] for i in other.owners)]
+        owners, names = numbered(whose)
+    return Rows(np.concatenate([one.x, other.x]), np.concatenate([one.y, other.y]), owners, names)
+
+
+def same_shape(where: Path, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Arrays of one shape as one; the error names the first that differs."""
+    for row, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            raise ContractError(
+                f"{where}, row {row}: shape {array.shape}, expected {arrays[0].shape} as in row 0; "
+                "images of several sizes need --image-size"
+            )
+    return np.stack(arrays) if arrays else np.empty((0,), dtype=np.uint8)

@@ -1,0 +1,76 @@
+"""From rows as they are stored to what a model sees. Random changes are drawn at an address, image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Draw = Callable[[], np.random.Generator]
+"""The generator at a batch's address; made only where something is drawn."""
+
+
+class Transform(Protocol):
+    """Stored rows to inputs."""
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
+        """`draw`: for what is random in training; None: nothing is."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """uint8 images to (x/255 - mean)/std by channel; in training first shifted by up to `pad` (black comes in) and
+    mirrored left to right with even odds if `flip`."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    pad: int = 0
+    flip: bool = False
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
+        if draw is not None and (self.pad or self.flip):
+            x = _moved(x, self.pad, self.flip, draw())
+        x = x.to(dtype) / 255
+        if self.mean == (0.0,) and self.std == (1.0,):
+            return x
+        shift, scale = (torch.tensor(v, dtype=dtype, device=x.device)[:, None, None] for v in (self.mean, self.std))
+        return (x - shift) / scale
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Character codes to the integers an embedding takes."""
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
+        return x.to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Numbers as they are, or standardised: (x - mean)/std."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
+        x = x.to(dtype)
+        return x if self.mean == 0 and self.std == 1 else (x - self.mean) / self.std
+
+
+def _moved(x_BCHW: Tensor, pad: int, flip: bool, rng: np.random.Generator) -> Tensor:
+    """Each image shifted by its own whole number of pixels and, every other time, mirrored."""
+    B, C, H, W = x_BCHW.shape
+    down, right = (torch.from_numpy(rng.integers(0, 2 * pad + 1, B)) for _ in range(2))
+    rows_BH = down[:, None] + torch.arange(H)
+    columns_BW = right[:, None] + torch.arange(W)
+    if flip:
+        mirrored = torch.from_numpy(rng.random(B) < 0.5)
+        columns_BW = torch.where(mirrored[:, None], columns_BW.flip(1), columns_BW)
+    padded = functional.pad(x_BCHW, [pad] * 4)
+    index = (torch.arange(B)[:, None, None, None], torch.arange(C)[None, :, None, None])
+    return padded[*index, rows_BH[:, None, :, None], columns_BW[:, None, None, :]]

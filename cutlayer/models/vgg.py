@@ -1,0 +1,68 @@
+"""VGG-11 and VGG-16 (Simonyan and Zisserman, ICLR 2015; configurations A and D), a block a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import nn
+
+from cutlayer.errors import expect
+from cutlayer.models.shapes import image
+
+Head = Literal["small", "original"]
+Norm = Literal["bn", "none"]
+
+
+def vgg11(shape: Sequence[int], classes: int, head: Head = "small", norm: Norm = "bn") -> nn.Sequential:
+    """Blocks: 0 to 7 conv 3x3, norm, relu, and the pooling that follows 0, 1, 3, 5, 7; 8 head.
+
+    The head is average pool, linear (`small`), or average pool to 7x7 and three linear layers with dropout
+    (`original`: 120 million parameters). `norm="none"` leaves out batch norm, as the paper does, and draws the
+    convolutions as He et al. (ICCV 2015) do: drawn as torch does, the signal fades by a factor of three a block.
+    """
+    return _vgg(((64,), (128,), (256, 256), (512, 512), (512, 512)), shape, classes, head, norm)
+
+
+def vgg16(shape: Sequence[int], classes: int, head: Head = "small", norm: Norm = "bn") -> nn.Sequential:
+    """Blocks: 0 to 12 conv 3x3, norm, relu, and the pooling that follows 1, 3, 6, 9, 12; 13 head.
+
+    Head and norm are those of `vgg11`.
+    """
+    return _vgg(((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3), shape, classes, head, norm)
+
+
+def _vgg(
+    stages: Sequence[tuple[int, ...]], shape: Sequence[int], classes: int, head: Head, norm: Norm
+) -> nn.Sequential:
+    """Each stage ends in a pooling, in the block of its last convolution."""
+    expect(head in ("small", "original"), "head", head, "'small' or 'original'")
+    expect(norm in ("bn", "none"), "norm", norm, "'bn' or 'none'")
+    inside, *_ = image(shape, 2 ** len(stages))
+    blocks: list[nn.Sequential] = []
+    for stage in stages:
+        for width in stage:
+            blocks.append(_conv(inside, width, norm))
+            inside = width
+        blocks[-1].append(nn.MaxPool2d(2))
+    return nn.Sequential(*blocks, _head(inside, classes, head))
+
+
+def _conv(inside: int, width: int, norm: Norm) -> nn.Sequential:
+    conv = nn.Conv2d(inside, width, 3, padding=1)
+    if norm == "bn":
+        return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
+    nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+    return nn.Sequential(conv, nn.ReLU())
+
+
+def _head(inside: int, classes: int, head: Head) -> nn.Sequential:
+    if head == "small":
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes))
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(7),
+        nn.Flatten(),
+        *(nn.Linear(inside * 49, 4096), nn.ReLU(), nn.Dropout()),
+        *(nn.Linear(4096, 4096), nn.ReLU(), nn.Dropout()),
+        nn.Linear(4096, classes),
+    )

@@ -1,0 +1,30 @@
+"""Comparisons by name: the demo, and one for every column of the papers' tables."""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from cutlayer import config
+from cutlayer.compare import Comparison
+from cutlayer.errors import unknown
+from cutlayer.presets import cyclesl, smofi
+from cutlayer.presets.seam import Preset
+
+
+def _demo() -> Preset:
+    text = (resources.files("cutlayer") / "presets" / "demo.toml").read_text()
+    given = Comparison.parse(config.loads(text))
+    return Preset("five methods on the digits that ship, two minutes", "-", given, "SMoFi")
+
+
+PRESETS: dict[str, Preset] = {"demo": _demo(), **smofi.PRESETS, **cyclesl.PRESETS}
+
+
+def preset(name: str) -> Preset:
+    """A preset by name."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+__all__ = ["PRESETS", "Preset", "preset"]

@@ -1,0 +1,55 @@
+"""A run's simulated time counted again, from its journal: other devices, another cut, another clock. No training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cutlayer import blocks, config
+from cutlayer.clock import Clock, Work, composition_of, seconds, server_seconds
+from cutlayer.cut import cut_range
+from cutlayer.devices import draw
+from cutlayer.records import Round
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What is different; None: as it was in the run."""
+
+    profile: str | None = None
+    cut: int | None = None
+    kappa: float | None = None
+    sync: bool | None = None
+    sequential: str | None = None
+    plain: bool = False  # the uncut model, sent and averaged: plain federated learning
+
+
+def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
+    """The rounds of a run with their simulated seconds counted anew.
+
+    What the clients did is taken from the journal: another profile does not change batch sizes that were regulated by
+    the old one, and another cut is assumed to learn as well.
+    """
+    was, model = config.parse(config.read(run / "config.toml")), blocks.read(run)
+    if change.cut is not None:
+        cut_range(change.cut, len(model.macs))
+    clock = Clock(
+        was.kappa if change.kappa is None else change.kappa,
+        was.count_sync if change.sync is None else change.sync,
+        change.sequential or was.sequential,  # type: ignore[arg-type]  # Clock checks it
+    )
+    devices = draw(change.profile or was.devices, model.clients, was.seed, sum(model.macs))
+    p_s = server_seconds(devices, clock.kappa)
+    scheme = was.part("scheme")
+    how, E_s = ("plain", 1) if change.plain else composition_of(scheme)
+    again = []
+    for record in rounds:
+        cut = record.cut if change.cut is None else change.cut
+        T = dict(zip(record.clients, record.client_steps, strict=True))
+        B = {j: n / T[j] for j, n in zip(record.clients, record.client_samples, strict=True)}
+        weights = 0 if scheme.carry == "keep" else sum(model.weights[: cut + 1])
+        weights = sum(model.weights) if change.plain else weights
+        time = seconds(clock, how, Work(T, B, cut), devices, model.shape, p_s, weights, E_s)
+        again.append(replace(record, sim_seconds=time))
+    return again
