@@ -54,6 +54,7 @@ def is_number(value: object) -> bool:
 def unknown(what: str, name: object, valid: Iterable[str]) -> ContractError:
     """The error for a name that is not in a table, with the nearest one that is."""
     names = sorted(valid)
-    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    spelled = {known.lower(): known for known in names}
+    near = difflib.get_close_matches(str(name).lower(), spelled, n=1, cutoff=0.5)
+    hint = f"did you mean {spelled[near[0]]!r}? " if near else ""
     return ContractError(f"unknown {what} {name!r}: {hint}valid: {', '.join(names)}")

@@ -18,8 +18,8 @@ PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 GRID = np.arange(24).reshape(2, 3, 4)
 PLAIN: list[Any] = [
     None, True, False, 0, -1, 255, 70_000, -(10**30), 1.5, "é\n'x\u20ac", "a" * 300, b"", b"\x00\xff'\n", b"z" * 300,
-    [], [1, [2, []]], (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {}, {"a": 1, b"b": (2,), 3: None}, {1, 2}, frozenset({3}),
-    np.float32(2.5), np.int64(7), np.array(5), np.zeros((0, 3)), np.array([True, False]),
+    [], [1, [2, []]], (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), {}, {"a": 1, b"b": (2,), 3: None}, {1, 2},
+    frozenset({3}), np.float32(2.5), np.int64(7), np.array(5), np.zeros((0, 3)), np.array([True, False]),
     GRID, GRID.T, GRID[:, ::2], GRID.transpose(1, 0, 2), np.asfortranarray(GRID * 1.5), GRID.astype(">i4"),
     np.array(["ab", "c"]), np.array([b"ab"]), np.array([1 + 2j]), [GRID, GRID],
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from cutlayer.data.rows import Bundle, Form
 from cutlayer.errors import ContractError, StoreError, expect
 
 SUFFIXES = (".npz", ".parquet")
-DAMAGE = (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+DAMAGE = (OSError, EOFError, MemoryError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, RuntimeError)
 
 
 def form(x: str = "x", y: str = "y", owner: str | None = None, size: int | None = None) -> Form:
@@ -58,7 +58,7 @@ def npz(path: Path, x: str = "x", y: str = "y", owner: str | None = None) -> Raw
 
 def _arrays(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             there = list(file.files)
             found = {name: np.atleast_1d(file[name]) for name in names if name in there}
     except DAMAGE as error:
@@ -82,10 +82,10 @@ def _inputs(path: Path, x: str, rows: int, size: int | None) -> NDArray[Any]:
     tables.schema(path, *parts)
     kind = str(there.field(parts[0]).type)
     if len(parts) == 1 and kind.startswith(("struct", "binary", "large_binary")):
-        return image.stack(tables.encoded(path, x, "image"), rows, size)
+        return image.stack(tables.encoded(path, parts[0], "image"), rows, size)
     found = [tables.numbers(path, name) for name in parts]
     if found[0].ndim == 2 and len(found) == 1:
         return columns.inputs(found[0], f"{path}: {x}")
     for name, part in zip(parts, found, strict=True):
         expect(part.ndim == 1, f"{path}: column {name}", "lists", "a number in every row")
-    return columns.inputs(np.stack(found, axis=1).astype(np.float32), f"{path}: {x}")
+    return columns.inputs(np.stack(found, axis=1).astype(np.float64), f"{path}: {x}")

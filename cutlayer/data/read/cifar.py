@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cutlayer.data.read.common import Raw, bundle, checked, content, lines, place, there
+from cutlayer.data.read.common import Raw, bundle, checked, content, lines, listed, place, there
 from cutlayer.data.read.plain_pickle import loads
 from cutlayer.data.rows import Bundle, Form
 from cutlayer.errors import ContractError, expect
@@ -51,11 +51,11 @@ class _Kind:
 def _python(key: str, classes: int) -> Callable[[Path], Raw]:
     def read(path: Path) -> Raw:
         batch = _dict(path)
-        x, y = _entry(path, batch, "data"), np.asarray(_entry(path, batch, key))
+        x, y = _entry(path, batch, "data"), list(_entry(path, batch, key))
         fits = isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] == PIXELS
         expect(fits, f"{path}: data", getattr(x, "shape", type(x).__name__), f"bytes of shape (n, {PIXELS})")
-        expect(y.dtype.kind in "iu" and y.shape == (len(x),), f"{path}: {key}", y.shape, f"{len(x)} whole numbers")
-        return Raw(path, x.reshape(-1, *SHAPE), checked(path, y.astype(np.int64), classes))
+        expect(len(y) == len(x), f"{path}: {key}", len(y), f"{len(x)}, one for each image")
+        return Raw(path, x.reshape(-1, *SHAPE), listed(path, y, classes))
 
     return read
 
@@ -76,9 +76,9 @@ def _dict(path: Path) -> dict[Any, Any]:
 
 def _entry(path: Path, batch: dict[Any, Any], key: str) -> Any:
     for known in (key.encode(), key):  # Python 2's keys are bytes
-        if known in batch:
+        if isinstance(batch.get(known), list | np.ndarray):
             return batch[known]
-    raise ContractError(f"{path}: entries {sorted(map(str, batch))}, expected {key!r}")
+    raise ContractError(f"{path}: entries {sorted(map(str, batch))}, expected a list or an array {key!r}")
 
 
 def _binary(before: int, classes: int) -> Callable[[Path], Raw]:

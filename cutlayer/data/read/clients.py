@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cutlayer.data.read import arrays
-from cutlayer.data.read.common import Raw, bundle, files
+from cutlayer.data.read.common import Raw, alike, bundle, files
 from cutlayer.data.read.folders import sides
 from cutlayer.data.rows import Bundle, Form
 from cutlayer.errors import ContractError, expect
@@ -30,17 +30,10 @@ def _side(folder: Path, x: str, y: str, size: int | None) -> Raw:
     paths = files(folder, arrays.SUFFIXES)
     expect(len(paths) > 0, f"{folder}: client files", 0, "at least one")
     parts = [arrays.raw(path, x, y, None, size) for path in paths]
-    for path, part in zip(paths, parts, strict=True):
-        mine, theirs = (f"{p.x.dtype} {p.x.shape[1:]}, labels as {_kind(p)}" for p in (part, parts[0]))
-        if mine != theirs:
-            raise ContractError(f"{path}: rows of {mine}, expected {theirs} as in {paths[0]}")
+    alike(parts)
     if len({path.stem for path in paths}) < len(paths):
         raise ContractError(f"{folder}: two files for one client")
     labels = [part.y for part in parts]
-    joined = np.concatenate(labels) if _kind(parts[0]) == "numbers" else list(chain.from_iterable(labels))
+    joined = np.concatenate(labels) if isinstance(labels[0], np.ndarray) else list(chain.from_iterable(labels))
     owners = [path.stem for path, part in zip(paths, parts, strict=True) for _ in range(len(part.y))]
     return Raw(folder, np.concatenate([part.x for part in parts]), joined, owners)
-
-
-def _kind(part: Raw) -> str:
-    return "numbers" if isinstance(part.y, np.ndarray) else "names"

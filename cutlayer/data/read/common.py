@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.data.rows import Bundle, Labels, Owners, Rows, none_of, numbered
-from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.errors import ContractError, StoreError, expect, is_whole
 
 CLASSES = "classes, as whole numbers or names; numbers to predict can be trained from Python, not from the command line"
 
@@ -29,20 +29,29 @@ class Raw:
 
 def bundle(sides: Sequence[Raw], class_names: Sequence[str] = ()) -> Bundle:
     """Training rows and, if there are any, test rows, with one numbering of owners and of the classes trained on."""
-    train, test = sides[0], sides[-1]
-    expect(len(train.y) > 0, f"{train.where}: training rows", 0, "at least one")
-    kinds = [f"{side.x.dtype} {side.x.shape[1:]}" for side in sides]
-    expect(kinds[0] == kinds[-1], f"{test.where}: rows of", kinds[-1], f"{kinds[0]} as in {train.where}")
+    expect(len(sides[0].y) > 0, f"{sides[0].where}: training rows", 0, "at least one")
+    sides = [side for side in sides if len(side.y)]
+    alike(sides)
     labels, class_names = _classes(sides, class_names)
     owners, names = _owners(sides)
     rows = [Rows(side.x, y, owned, names) for side, y, owned in zip(sides, labels, owners, strict=True)]
     return Bundle(rows[0], none_of(rows[0]) if len(rows) == 1 else rows[1], tuple(class_names))
 
 
+def alike(parts: Sequence[Raw]) -> None:
+    """Refuse parts of which one has rows of another kind than the first."""
+    kinds = [f"{part.x.dtype} {part.x.shape[1:]}, {_labels(part)}" for part in parts]
+    for part, kind in zip(parts, kinds, strict=True):
+        if kind != kinds[0]:
+            raise ContractError(f"{part.where}: rows of {kind}, expected {kinds[0]} as in {parts[0].where}")
+
+
+def _labels(part: Raw) -> str:
+    return "labels as numbers" if isinstance(part.y, np.ndarray) else "labels as names"
+
+
 def _classes(sides: Sequence[Raw], names: Sequence[str]) -> tuple[list[Labels], Sequence[str]]:
-    kinds = ["numbers" if isinstance(side.y, np.ndarray) else "names" for side in sides]
-    expect(kinds[0] == kinds[-1], f"{sides[-1].where}: labels", kinds[-1], f"{kinds[0]} as in {sides[0].where}")
-    if kinds[0] == "numbers":
+    if isinstance(sides[0].y, np.ndarray):
         return [np.asarray(side.y) for side in sides], names
     names = numbered(str(name) for name in sides[0].y)[1]
     number = {name: k for k, name in enumerate(names)}
@@ -69,6 +78,14 @@ def checked(where: object, y: Labels, classes: int | None = None) -> Labels:
         below = f"0..{classes - 1}" if classes is not None else "labels from 0"
         raise ContractError(f"{where}, row {wrong[0]}: label {y[wrong[0]]}, expected {below}")
     return y
+
+
+def listed(where: object, labels: Sequence[Any], classes: int) -> Labels:
+    """A list of labels, if all are whole numbers below `classes`."""
+    for row, label in enumerate(labels):
+        if not is_whole(label) or not 0 <= label < classes:
+            raise ContractError(f"{where}, row {row}: label {label!r}, expected 0..{classes - 1}")
+    return np.array(labels, dtype=np.int64)
 
 
 def content(path: Path) -> bytes:

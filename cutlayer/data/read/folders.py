@@ -79,7 +79,7 @@ def _no_empty(folder: Path, depth: int, full: set[Path]) -> None:
     """Refuse a class, or a client, of which nothing is there."""
     inside = [entry for entry in visible(folder) if entry.is_dir()]
     if depth and not inside:
-        raise ContractError(f"{folder}: a {'folder' if depth > 1 else 'client folder'} without class folders")
+        raise ContractError(f"{folder}: a folder without class folders")
     for entry in inside if depth else ():
         if depth > 1:
             _no_empty(entry, depth - 1, full)

@@ -35,7 +35,7 @@ def decode(source: bytes | Path, where: object, size: int | None = None, mode: s
             flat = _flat(image, mode)
         if size is not None and flat.size != (size, size):
             flat = flat.resize((size, size), Image.Resampling.BILINEAR)
-    except (*DAMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*DAMAGE, Image.DecompressionBombError) as error:
         raise ContractError(f"{where}: not a readable image: {error}") from error
     pixels = np.asarray(flat)
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.data.read import image, text
+from cutlayer.data.read.common import listed
 from cutlayer.data.read.leaf_json import User
 from cutlayer.data.rows import Labels
-from cutlayer.errors import ContractError, StoreError, is_whole
+from cutlayer.errors import ContractError, StoreError
 
 CELEBA_SIZE = 84
 PIXELS = 28 * 28
@@ -24,10 +25,7 @@ def classes(count: int) -> Callable[[User], Labels]:
     """Whole numbers below `count`."""
 
     def read(user: User) -> Labels:
-        for row, label in enumerate(user.y):
-            if not is_whole(label) or not 0 <= label < count:
-                raise ContractError(f"{user.where}, row {row}: label {label!r}, expected 0..{count - 1}")
-        return np.array(user.y, dtype=np.int64)
+        return listed(user.where, user.y, count)
 
     return read
 

@@ -30,7 +30,7 @@ def _each(paths: Paths) -> list[Path]:
     return [paths] if isinstance(paths, Path) else list(paths)
 
 
-def values(path: Path, name: str) -> Labels | list[str]:
+def values(path: Path, name: str, expected: str = CLASSES) -> Labels | list[str]:
     """A column of labels as they are: whole numbers and truth values as numbers, strings as names."""
     import pyarrow as pa
 
@@ -38,7 +38,7 @@ def values(path: Path, name: str) -> Labels | list[str]:
     if pa.types.is_integer(found.type) or pa.types.is_boolean(found.type):
         return np.asarray(found.to_numpy()).astype(np.int64)
     named = pa.types.is_string(found.type) or pa.types.is_large_string(found.type)
-    expect(named, f"{path}: column {name}", str(found.type), CLASSES)
+    expect(named, f"{path}: column {name}", str(found.type), expected)
     return [str(cell) for cell in found.to_pylist()]
 
 
@@ -67,7 +67,7 @@ def class_names(path: Path, name: str) -> tuple[str, ...]:
 
 def texts(paths: Paths, name: str) -> list[str]:
     """A column of names, or of numbers that stand for names."""
-    found = [values(path, name) for path in _each(paths)]
+    found = [values(path, name, "names or whole numbers") for path in _each(paths)]
     return [str(cell) for part in found for cell in (part if isinstance(part, list) else part.tolist())]
 
 
@@ -116,7 +116,7 @@ def windows(paths: Paths, alphabet: str = text.LEAF) -> tuple[NDArray[np.uint8],
 
 
 def _strings(path: Path, name: str) -> list[str]:
-    found = values(path, name)
+    found = values(path, name, "text")
     if isinstance(found, list):
         return found
     raise ContractError(f"{path}: column {name} holds numbers, expected text")

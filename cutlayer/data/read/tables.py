@@ -23,12 +23,13 @@ def shards(folder: Path, split: str) -> list[Path]:
     for spot in (folder, folder / "data"):
         if (spot / f"{split}.parquet").is_file():
             return [spot / f"{split}.parquet"]
-        found = {path: match for path in files(spot, [".parquet"]) if (match := named.fullmatch(path.name))}
+        matches = [(path, match) for path in files(spot, [".parquet"]) if (match := named.fullmatch(path.name))]
+        found = sorted((int(match[1]), path, int(match[2])) for path, match in matches)
         if found:
-            numbers, totals = ([int(match[k]) for match in found.values()] for k in (1, 2))
-            if numbers != list(range(totals[0])):
+            numbers, paths, totals = (list(part) for part in zip(*found, strict=True))
+            if numbers != list(range(len(found))) or set(totals) != {len(found)}:
                 raise StoreError(f"{spot}: shards {numbers} of {split!r}, expected 0..{totals[0] - 1}, each once")
-            return list(found)
+            return paths
     return []
 
 
