@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from cutlayer._version import __version__
+from cutlayer.clock import Clock
 from cutlayer.cut import halves, joined
+from cutlayer.data.tasks import load_task as dataset
 from cutlayer.devices import Device
 from cutlayer.errors import ContractError, CutlayerError, Diverged, RoundAbandoned, StoreError
 from cutlayer.experiment import load
@@ -37,6 +39,7 @@ __all__ = [
     "SSL",
     "Adam",
     "AdamW",
+    "Clock",
     "ContractError",
     "CutlayerError",
     "CyclePSL",
@@ -60,6 +63,7 @@ __all__ = [
     "SlowMo",
     "StoreError",
     "__version__",
+    "dataset",
     "halves",
     "joined",
     "load",

@@ -172,7 +172,10 @@ TASKS: dict[str, Task] = {
 def load_task(
     name: str, folder: Path | None, train_rows: int | None = None, seed: int = 0, own: Own | None = None
 ) -> Dataset:
-    """The rows of a task, or a random `train_rows` of its training rows."""
+    """The rows of a task, or a random `train_rows` of its training rows: `cl.dataset("cifar10", Path("data"))`.
+
+    `folder`: where data sets lie (default: the variable CUTLAYER_DATA).
+    """
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     task = TASKS[name]
