@@ -50,7 +50,22 @@ def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:
         ("run --rouns 3", "unknown flag --rouns: did you mean --rounds?"),
         ("run --clients 9999", "clients = 9999"),
         ("run --partition.gamma 0", "partition.gamma = 0"),
-        ("run --task cifar10", "needs a data folder"),
+        ("run --task cifar10", "task 'cifar10': no data folder: give --data-dir FOLDER"),
+        ("run --devices lt", "unknown devices 'lt': did you mean 'lte'?"),
+        ("run --preset dem", "unknown preset 'dem': did you mean 'demo'?"),
+        ("run --preset demo --method smofy", "unknown method of this preset 'smofy': did you mean 'SMoFi'?"),
+        ("run --method SMoFi", "--method SMoFi: it names one of a --preset's methods"),
+        ("run --data nowhere", "nowhere': no such folder or file"),
+        ("run --partition file", "partition.path = ''"),
+        ("run --kappa 0", "kappa = 0"),
+        ("partition --dirichlet 0.2 --iid", "expected one of --dirichlet"),
+        ("partition --shards 0", "partition.shards = 0"),
+        ("partition --out /nowhere/p.json", "no such folder"),
+        ("clock nowhere", "nowhere: no such folder"),
+        ("list cuts --model resnet1 --input 3x32x32", "unknown model 'resnet1': did you mean 'resnet18'?"),
+        ("list cuts --model vgg11 --input 3x8x8", "shape = (3, 8, 8)"),
+        ("list cuts --input 3by32", "input = '3by32': expected sizes such as 3x32x32"),
+        ("list cuts --task digits --input 3x32x32", "the rows of digits are 1x8x8"),
         ("run --config nowhere.toml", "nowhere.toml: no such file"),
         ("run --init nowhere.safetensors", "nowhere.safetensors'"),
         ("run --device cudaa", "device = 'cudaa'"),
@@ -163,16 +178,19 @@ def test_doctor_tells_what_is_there(capsys: pytest.CaptureFixture[str], tmp_path
     assert main(["doctor", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "cores" in said and "torch" in said and "ready (comes with scikit-learn)" in said
-    assert "missing cifar10/train.parquet" in said and "extras     dev: ready" in said
+    assert f"missing: put train.parquet and test.parquet, whole or in shards into {tmp_path / 'cifar10'}" in said
+    assert "extra      dev: ready" in said
 
 
-@pytest.mark.parametrize("command", ["", "run", "compare", "resume", "report", "list", "doctor"])
+@pytest.mark.parametrize("command", ["", "run", "compare", "resume", "report", "list", "partition", "clock", "doctor"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert len(said) > 200
+    if command in ("partition", "clock", "list"):
+        assert "examples:" in said
     if command in ("run", "compare"):
         assert "examples:" in said and "--scheme.alpha" in said and "default" in said
 
