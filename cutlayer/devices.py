@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import resources
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cutlayer.errors import expect, is_number, is_whole, unknown
+from cutlayer.lazy import Lazy
 from cutlayer.macs import TRAINING, Shape
 from cutlayer.rng import rng
 
@@ -111,7 +112,7 @@ def _quantile(values: Sequence[float], u: float) -> float:
 
 
 @dataclass(frozen=True)
-class Fleet(Sequence[Device]):
+class Fleet(Lazy[Device]):
     """The devices of all clients, each drawn when it is asked for: one draw per client and seed."""
 
     profile: str
@@ -128,14 +129,8 @@ class Fleet(Sequence[Device]):
     def __len__(self) -> int:
         return self.clients
 
-    @overload
-    def __getitem__(self, j: int) -> Device: ...
-    @overload
-    def __getitem__(self, j: slice) -> list[Device]: ...
-    def __getitem__(self, j: int | slice) -> Device | list[Device]:
-        if isinstance(j, slice):
-            return [self[i] for i in range(self.clients)[j]]
-        stream = rng(self.seed, 0, range(self.clients)[j], "device")
+    def at(self, j: int) -> Device:
+        stream = rng(self.seed, 0, j, "device")
         return PROFILES[self.profile].device(stream, reference_seconds(self.macs))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import platform
+import resource
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -232,6 +233,8 @@ class Experiment:
             "best_round": best.n if best else None,
             "final_accuracy": scored[-1].accuracy if scored else None,
             "seconds": sum(r.seconds for r in self.history),
+            "sim_seconds": sum(r.sim_seconds or 0.0 for r in self.history),
+            "peak_memory_mib": _peak_memory(),
             "bytes_up": sum(r.bytes_up for r in self.history),
             "bytes_down": sum(r.bytes_down for r in self.history),
             "versions": {
@@ -242,6 +245,12 @@ class Experiment:
             "machine": f"{platform.system()} {platform.machine()}",
         }
         write_aside(self.out / "summary.json", json.dumps(summary, indent=1).encode())
+
+
+def _peak_memory() -> float:
+    """Of this process so far, data and all; a memory-mapped cache counts as far as it was read."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if platform.system() == "Darwin" else 2**10)
 
 
 def load(path: str | Path) -> nn.Module:

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
 from cutlayer.flat import Half, Vectors, half
 from cutlayer.kept import Shelf
+from cutlayer.lazy import Lazy
 from cutlayer.local import Local
 from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
@@ -93,7 +94,7 @@ class Run(Iterator[Round]):
         return twin
 
 
-class Personal(Sequence[nn.Module]):
+class Personal(Lazy[nn.Module]):
     """The clients' own models, each made when it is asked for; empty where no client keeps anything."""
 
     def __init__(self, run: Run) -> None:
@@ -103,14 +104,8 @@ class Personal(Sequence[nn.Module]):
     def __len__(self) -> int:
         return self._n
 
-    @overload
-    def __getitem__(self, client: int) -> nn.Module: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[nn.Module]: ...
-    def __getitem__(self, client: int | slice) -> nn.Module | Sequence[nn.Module]:
-        if isinstance(client, slice):
-            return [self._run.personal(j) for j in range(self._n)[client]]
-        return self._run.personal(range(self._n)[client])
+    def at(self, j: int) -> nn.Module:
+        return self._run.personal(j)
 
 
 @dataclass

@@ -11,12 +11,12 @@ from cutlayer import compare, store
 from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.progress import console
-from cutlayer.config import Config
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
 from cutlayer.presets import preset
 from cutlayer.report import page, table
+from cutlayer.report.table import duration
 
 RUN = """\
 Train one method and write a run directory: config.toml, journal.jsonl (one line a round), checkpoints/,
@@ -113,15 +113,16 @@ def _run(args: argparse.Namespace) -> int:
 
 def _train(experiment: Experiment, quiet: bool) -> int:
     if not quiet:
-        console.print(_headline(experiment.config), soft_wrap=True)
+        console.print(_headline(experiment), soft_wrap=True)
     for _ in progress.follow(experiment, quiet):
         pass
     return _show(experiment.out, quiet)
 
 
-def _headline(config: Config) -> str:
+def _headline(experiment: Experiment) -> str:
+    config, clients = experiment.config, len(experiment.run.setup.sizes)
     parts = [f"{key} {_words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
-    return f"{config.task}: {config.clients or 'all'} clients, {config.rounds} rounds; " + "; ".join(parts)
+    return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join(parts)
 
 
 def _words(spec: dict[str, Any]) -> str:
@@ -188,12 +189,13 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _result(summary: dict[str, Any]) -> str:
-    """One finished run, in three lines."""
+    """One finished run, in a few lines."""
     best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
     mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
     return (
         f"best accuracy   {best} in round {summary['best_round']} of {summary['rounds']}\n"
-        f"final accuracy  {final}; {mib:.1f} MiB sent; {summary['seconds']:.1f} seconds\n"
+        f"final accuracy  {final}; {mib:.1f} MiB sent\n"
+        f"time            {summary['seconds']:.1f} seconds; simulated {duration(summary['sim_seconds'])}\n"
         f"weights         sha256 {summary.get('sha256', '-')}"
     )
 

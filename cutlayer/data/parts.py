@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, overload
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.errors import expect
 from cutlayer.feed import Indices
+from cutlayer.lazy import Lazy
 from cutlayer.rng import rng
 
 
-class Parts(Sequence[Indices]):
+class Parts(Lazy[Indices]):
     """Client j holds the rows order[ends[j-1]:ends[j]], in ascending order. `tests`: those it is tested on, if said."""
 
     def __init__(self, order: Indices, ends: Indices, tests: Parts | None = None) -> None:
@@ -32,14 +33,7 @@ class Parts(Sequence[Indices]):
     def sizes(self) -> Indices:
         return np.diff(self.ends, prepend=0)
 
-    @overload
-    def __getitem__(self, client: int) -> Indices: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
-    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
-        if isinstance(client, slice):
-            return [self[j] for j in range(len(self))[client]]
-        j = range(len(self))[client]
+    def at(self, j: int) -> Indices:
         return np.sort(self.order[self.ends[j - 1] if j else 0 : self.ends[j]])
 
 
@@ -87,7 +81,7 @@ class Tail:
         return rows[:end], rows[end + self.gap :]
 
 
-class Side(Sequence[Indices]):
+class Side(Lazy[Indices]):
     """One side of a split of every client's rows, made when it is asked for."""
 
     def __init__(self, parts: Parts, split: Split, test: bool) -> None:
@@ -100,14 +94,7 @@ class Side(Sequence[Indices]):
     def sizes(self) -> Indices:
         return self.split.sizes(self.parts.sizes)[self.test]
 
-    @overload
-    def __getitem__(self, client: int) -> Indices: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[Indices]: ...
-    def __getitem__(self, client: int | slice) -> Indices | Sequence[Indices]:
-        if isinstance(client, slice):
-            return [self[j] for j in range(len(self))[client]]
-        j = range(len(self))[client]
+    def at(self, j: int) -> Indices:
         return self.split(self.parts[j], j)[self.test]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from cutlayer.data.rows import Rows
 from cutlayer.data.transform import Draw, Transform
 from cutlayer.errors import ContractError, expect
 from cutlayer.feed import Indices
+from cutlayer.lazy import Lazy
 from cutlayer.nested import Inputs, each, tensors
 
 
@@ -103,7 +104,7 @@ class View:
         return self.transform(x, self.dtype, draw), y
 
 
-class Population(Sequence[View]):
+class Population(Lazy[View]):
     """What each of many clients holds of one stored data set; a client's view is made when it is asked for."""
 
     def __init__(
@@ -127,14 +128,7 @@ class Population(Sequence[View]):
         """All rows of the data set, whoever holds them."""
         return View(self.rows, np.arange(len(self.rows)), self.transform, self.dtype, self.name)
 
-    @overload
-    def __getitem__(self, client: int) -> View: ...
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[View]: ...
-    def __getitem__(self, client: int | slice) -> View | Sequence[View]:
-        if isinstance(client, slice):
-            return [self[j] for j in range(len(self))[client]]
-        j = range(len(self))[client]
+    def at(self, j: int) -> View:
         return View(self.rows, self.parts[j], self.transform, self.dtype, f"{self.name}[{j}]")
 
 
