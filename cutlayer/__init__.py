@@ -5,11 +5,13 @@ from __future__ import annotations
 from cutlayer._version import __version__
 from cutlayer.clock import Clock
 from cutlayer.cut import halves, joined
+from cutlayer.cuts import cuts
 from cutlayer.data.tasks import load_task as dataset
 from cutlayer.devices import Device
 from cutlayer.errors import ContractError, CutlayerError, Diverged, RoundAbandoned, StoreError
 from cutlayer.experiment import load
 from cutlayer.fusion import MomentumFusion
+from cutlayer.leakage import leakage
 from cutlayer.local import FedNAR, FedProx
 from cutlayer.optim import NAG, SGD, Adam, AdamW
 from cutlayer.records import Round
@@ -63,9 +65,11 @@ __all__ = [
     "SlowMo",
     "StoreError",
     "__version__",
+    "cuts",
     "dataset",
     "halves",
     "joined",
+    "leakage",
     "load",
     "rounds",
     "train",

@@ -11,7 +11,7 @@ ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
     {"errors", "_version", "files", "table", "nested", "lazy"},
     {"rng", "cut", "feed", "waves", "kept"},
-    {"flat", "macs", "data", "models", "devices", "clock", "leakage"},
+    {"flat", "macs", "data", "models", "devices", "clock", "leakage", "cuts"},
     {"optim", "local", "update", "fusion", "metrics"},
     {"messages", "client", "evaluate"},
     {"records"},

@@ -127,7 +127,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path, suffix: str, with_te
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_published_files_are_read(tmp_path: Path, protocol: int) -> None:
-    held = [np.array([5, 1]), np.array([2]), np.array([9, 8, 7])]
+    held = [np.array([5, 1]), np.array([2, 3]), np.array([9, 8, 7])]
     plain = {"list.json": [h.tolist() for h in held], "dict.json": {str(j): h.tolist() for j, h in enumerate(held)}}
     for name, content in plain.items():
         (tmp_path / name).write_text(json.dumps(content))
@@ -146,6 +146,7 @@ def test_published_files_are_read(tmp_path: Path, protocol: int) -> None:
     [
         (b"[[0, 1], [2.5]]", "expected a list of row numbers"),
         (b"[]", "clients = 0"),
+        (b"[[4], [], [5]]", "client 1 has no rows"),
         (b"[[0, 600]]", r"rows = '0\.\.600': expected 0\.\.599"),
         (b"[[-1, 3]]", r"rows = '-1\.\.3'"),
         (b'{"rows": 600, "cli', "not a partition"),

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rich.box
 import rich.table
 import torch
-from torch import nn
 
 from cutlayer import config as text
 from cutlayer.cli import flags
 from cutlayer.cli.progress import console
-from cutlayer.cut import blocks_of
+from cutlayer.cuts import CutCost, cuts
 from cutlayer.data.source import View
-from cutlayer.devices import kilobits, share
 from cutlayer.errors import ContractError, expect
 from cutlayer.experiment import build_model, load_data, warm_start
 from cutlayer.leakage import leakage
-from cutlayer.macs import Shape, shape_of
 from cutlayer.models import example
 from cutlayer.rng import EVERYBODY, rng
 
@@ -36,18 +31,6 @@ LEAKS = (
     " dCor: distance correlation between input and activations over {rows} rows of {task}, {weights}: 1 gives the "
     "input away, 0 nothing."
 )
-
-
-@dataclass(frozen=True)
-class Cut:
-    """One cut of a model."""
-
-    cut: int
-    output: tuple[int, ...]
-    weights: tuple[int, int]  # client, server
-    macs: tuple[int, int]
-    share: float  # of the MACs, on the client
-    kbit: float
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
@@ -76,7 +59,7 @@ def show(args: argparse.Namespace) -> None:
     model = build_model(config.model, shape, classes, config.seed)
     if config.init is not None:
         warm_start(model, Path(config.init))
-    found = cuts(model, shape)
+    found = cuts(model, example(model, shape))
     leaks: list[float] | None = None
     words = CAPTION
     if args.leakage and data is not None:
@@ -91,32 +74,6 @@ def show(args: argparse.Namespace) -> None:
     console.print(_table(title, words, found, leaks))
 
 
-def cuts(model: nn.Module, shape: tuple[int, ...]) -> list[Cut]:
-    """Every cut there is: the server keeps at least the last block."""
-    x = example(model, shape)
-    measured: Shape = shape_of(model, x)
-    weights = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
-    total, all_macs = sum(weights), sum(measured.macs)
-    found = []
-    with torch.no_grad():
-        out: Any = x
-        twin = model.eval()
-        for L, block in enumerate(blocks_of(twin)[:-1]):
-            out = block(out)
-            front, work = sum(weights[: L + 1]), sum(measured.macs[: L + 1])
-            found.append(
-                Cut(
-                    L,
-                    tuple(out.shape[1:]),
-                    (front, total - front),
-                    (work, all_macs - work),
-                    share(measured, L),
-                    kilobits(measured.elements[L]),
-                )
-            )
-    return found
-
-
 def _shape(given: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", given):
         raise ContractError(f"input = {given!r}: expected sizes such as 3x32x32")
@@ -127,7 +84,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def _table(title: str, words: str, found: list[Cut], leaks: list[float] | None) -> rich.table.Table:
+def _table(title: str, words: str, found: list[CutCost], leaks: list[float] | None) -> rich.table.Table:
     out = rich.table.Table(
         title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, caption=words, caption_justify="left"
     )

@@ -108,6 +108,9 @@ def _rows(given: Any) -> Indices:
 def _check(path: Path, parts: Parts, rows: int | None) -> None:
     expect(len(parts) > 0, f"partition file {path}: clients", 0, "at least one")
     ends = parts.ends
+    empty = np.flatnonzero(np.diff(ends, prepend=0) == 0)
+    if len(empty):
+        raise ContractError(f"partition file {path}: client {empty[0]} has no rows; expected at least one for each")
     if np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(parts.order):
         raise StoreError(f"partition file {path}: not a partition: its ends do not fit its rows")
     for named in (parts, *([parts.tests] if parts.tests is not None else [])):
