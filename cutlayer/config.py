@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from cutlayer.compose import brought, refuse_senseless
 from cutlayer.data import PARTITIONS
-from cutlayer.data.own import OWN
+from cutlayer.data.own import OWN, pictures
 from cutlayer.data.tasks import TASKS
 from cutlayer.devices import PROFILES
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
@@ -55,7 +55,7 @@ class Config(BaseModel):
     optimizer: Spec = Field({"name": "sgd"}, description="optimizer, on both sides unless --server-optimizer is given")
     server_optimizer: Spec | None = Field(None, description="the server's optimizer")
     partition: Spec = Field({"name": "dirichlet"}, description="who holds which rows")
-    clients: int | None = Field(None, description="number of clients (default: 30; natural ones: all there are)")
+    clients: int | None = Field(None, ge=1, description="number of clients (default: 30; natural ones: all there are)")
     protocol: Literal["smofi", "cyclesl"] = Field(
         "smofi",
         description="smofi: epochs, optimizers start every round with empty memory, one test set; "
@@ -199,8 +199,8 @@ def parse(values: Mapping[str, Any]) -> Config:
     given = {key: value for key, value in values.items() if value is not None}
     if given.get("data") is not None:
         given = {"task": OWN, **given}
-        folder = Path(str(given["data"])).is_dir()
-        given = {"model": "resnet" if folder else "mlp", "cut": 1 if folder else 0, **given}
+        images = pictures(Path(str(given["data"])))
+        given = {"model": "resnet" if images else "mlp", "cut": 1 if images else 0, **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
     if task is not None:  # the task's own model and cut, spelled out

@@ -105,10 +105,10 @@ def load_data(config: Config) -> Dataset:
 def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
     """The rows that are divided over the clients, and the parts.
 
-    With tests of their own, clients divide training and test rows together, unless these have owners already.
+    With tests of their own, clients divide training and test rows together, unless owners have rows of both.
     """
     name, rows = config.partition["name"], data.train
-    if config.protocol == "cyclesl" and not (name == "natural" and data.test.owners is not None):
+    if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
         rows = together(data.train, data.test)
     clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
     draw = rng(config.seed, 0, EVERYBODY, "partition")
@@ -119,16 +119,31 @@ def populate(config: Config, data: Dataset) -> tuple[Population, View | Populati
     """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) rows of each client's own."""
     rows, parts = divided(config, data)
     seen = data.changed if config.augment else data.plain
+    natural = config.partition["name"] == "natural"
     if config.protocol != "cyclesl" and len(data.test):
-        return Population(rows, parts, seen), View(data.test, np.arange(len(data.test)), data.plain)
+        of_clients = natural and _shared(data) == "all"  # an owner who is no client is not asked
+        tested = np.sort(_by_owner(parts, rows, data.test).order) if of_clients else np.arange(len(data.test))
+        return Population(rows, parts, seen), View(data.test, tested, data.plain)
     if parts.tests is not None:
         return Population(rows, parts, seen), Population(rows, parts.tests, data.plain)
-    if config.partition["name"] == "natural" and data.test.owners is not None and len(data.test):
+    if natural and _shared(data):
         return Population(rows, parts, seen), Population(data.test, _by_owner(parts, rows, data.test), data.plain)
     split = Holdout(config.holdout, config.seed) if data.gap is None else Tail(config.holdout, data.gap)
     sides = (Side(parts, split, test) for test in (False, True))
     train, test = (Population(rows, side, how) for side, how in zip(sides, (seen, data.plain), strict=True))
     return train, test
+
+
+def _shared(data: Dataset) -> Literal["all", "some"] | None:
+    """Whether those who own test rows own training rows too, as in LEAF's split by sample: all, some or none of them.
+
+    CelebA and Speech Commands are published with nobody on both sides.
+    """
+    train, test = (
+        set() if rows.owners is None else {rows.owner_names[i] for i in np.unique(rows.owners)}
+        for rows in (data.train, data.test)
+    )
+    return None if not test & train else "all" if test <= train else "some"
 
 
 def _by_owner(parts: Parts, rows: Rows, test: Rows) -> Parts:

@@ -19,11 +19,12 @@ from cutlayer.devices import PROFILES, Device, check_devices, draw
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.feed import Feed
 from cutlayer.macs import Shape, shape_of
-from cutlayer.nested import describe, each, kind
+from cutlayer.nested import describe, each, kind, tensors
 from cutlayer.rng import EVERYBODY
 from cutlayer.schemes.server import Loss
 
 CHUNK = 4096
+CODES = "; whole numbers are taken for codes that an embedding looks up, so give measurements as floats"
 
 
 def selected(participation: float | int, clients: int) -> int:
@@ -121,7 +122,8 @@ def probed(
             raise
         except Exception as error:  # whatever a model or loss of the user's may raise
             shapes = f"inputs of shape {describe(x)} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
-            raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}") from error
+            whole = "" if any(t.is_floating_point() for t in tensors(x)) else CODES
+            raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}{whole}") from error
         good = isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
         expect(good, "loss", value, "a function of (outputs, labels) that gives one number, the mean over the batch")
         classes = out.shape[1] if categorical and out.ndim == 2 else None

@@ -45,7 +45,7 @@ def _distances(x: Tensor) -> Tensor:
     """Euclidean; between integer codes, as if each were one of so many symbols: the root of how many differ."""
     flat = x.flatten(1)
     if not x.is_floating_point():
-        return (flat[:, None] != flat[None]).sum(dim=2).double().sqrt()
+        return torch.stack([(row != flat).sum(dim=1) for row in flat]).double().sqrt()  # row by row: n*n*length is much
     return torch.cdist(flat.double(), flat.double())
 
 

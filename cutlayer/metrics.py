@@ -69,7 +69,7 @@ def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
         loss=loss,
         accuracy=float((truth == guess).mean()),
         f1=float(f1_score(truth, guess, average="macro", zero_division=0)),
-        mcc=float(matthews_corrcoef(truth, guess)),
+        mcc=float(matthews_corrcoef(truth, guess)) if len(np.unique((truth, guess))) > 1 else 0.0,
         auc=auc(out, truth),
         metric=own,
     )

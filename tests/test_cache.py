@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +124,24 @@ def test_an_error_of_the_data_names_the_task(where: Path) -> None:
     with pytest.raises(ContractError, match=r"task 'things': .*row 3: wrong"):
         cache.find("things", [Form("x", lambda f: [f], bad)], where)
     assert cache.find("things", [Form("x", lambda f: [], bad)], where) is None
+
+
+def test_what_a_half_removed_cache_left_is_replaced(where: Path) -> None:
+    source = Counted()
+    cache.through("things", source.form, where)
+    (place,) = cache.folder().iterdir()
+    (place / "about.json").unlink()
+    for _ in range(2):
+        assert isinstance(cache.through("things", source.form, where).train.x, np.memmap)
+    assert source.reads == 2 and list(cache.folder().iterdir()) == [place]
+
+
+def test_a_cache_may_be_shared_and_a_name_long(where: Path) -> None:
+    source = Counted()
+    before = os.umask(0o022)
+    try:
+        cache.through("x" * 250, source.form, where)
+    finally:
+        os.umask(before)
+    (place,) = cache.folder().iterdir()
+    assert place.stat().st_mode & 0o777 == 0o755

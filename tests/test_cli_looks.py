@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -147,3 +148,50 @@ def test_a_folder_of_pictures_trains_and_is_loaded_again(tmp_path: Path, monkeyp
     summary = json.loads((out / "summary.json").read_text())
     assert summary["status"] == "complete" and summary["best_accuracy"] is not None
     assert main(["resume", str(out), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["partition", "--shards", "2.5"], "partition.shards = 2.5"),
+        (["partition", "--shards", "nan"], "partition.shards = nan"),
+        (["partition", "--clients", "0"], "clients = 0"),
+        (["list", "cuts", "--classes", "0"], "classes = 0: expected a whole number, at least 1"),
+        (["run", "--task", "mnist", "--data-dir", "nowhere"], "nowhere': no such folder"),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    flags: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(flags) == 2
+    assert said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_few_rows_are_all_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "few.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=np.arange(30) % 3)
+    assert main(["list", "cuts", "--leakage", "--data", str(tmp_path / "few.npz")]) == 0
+    assert "30 rows of own" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_clock_of_a_comparison_that_has_hardly_begun(
+    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "y"
+    shutil.copytree(comparison, begun)
+    shutil.rmtree(begun / "runs" / "fedavg")
+    assert main(["clock", str(begun), "--out", str(tmp_path / "f.json")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "FedAvg - - - - - -" in said and "the target (FedAvg has none yet)" in said
+    figures = json.loads((tmp_path / "f.json").read_text(), parse_constant=pytest.fail)
+    assert figures["target"] is None and figures["rows"][0]["seconds_per_round"] is None
+    assert main(["clock", str(begun), "--out", str(tmp_path / "no" / "f.json")]) == 2
+    assert "no such folder to write it to" in capsys.readouterr().err
+
+
+def test_the_doctor_goes_on_after_what_is_not_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-00001-of-00002.parquet").touch()
+    assert main(["doctor", "--data-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "not readable" in said and "tiny_imagenet" in said

@@ -20,7 +20,7 @@ from cutlayer.metrics import Outputs, Scores, auc, score, series
 
 Rows = tuple[Tensor, Tensor]
 SIZES = (9, 14, 0, 21, 8, 12, 8)  # rows each client is tested on: the third on none
-SCORES = ("loss", "accuracy", "f1", "mcc", "auc")
+SCORES = ("loss", "accuracy", "f1", "mcc", "auc", "metric")
 
 
 def guesses(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ def test_one_test_set_is_for_the_global_model(protocol: str, every: int) -> None
     for record in run:
         assert not record.series
         if record.n % every and record.n != 5:
-            assert [getattr(record, name) for name in SCORES] == [None] * 5
+            assert [getattr(record, name) for name in SCORES] == [None] * len(SCORES)
             continue
         with torch.no_grad():
             out = copy.deepcopy(run.model).eval()(x)
@@ -241,7 +241,7 @@ def test_one_test_set_is_for_the_global_model(protocol: str, every: int) -> None
 
 def test_no_test_no_scores() -> None:
     for record in begun("psl", test=None):
-        assert not record.series and [getattr(record, name) for name in SCORES] == [None] * 5
+        assert not record.series and [getattr(record, name) for name in SCORES] == [None] * len(SCORES)
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
@@ -277,3 +277,9 @@ def test_large_test_sets_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     parts = list(begun("fedavg", test=(x, y)))
     for name in SCORES:
         assert [getattr(r, name) for r in parts] == pytest.approx([getattr(r, name) for r in whole], abs=1e-6)
+
+
+def test_one_label_alone_is_scored_without_a_warning() -> None:
+    out, y = torch.tensor([[2.0, 1.0]] * 4), torch.zeros(4, dtype=torch.int64)
+    found = series(parts_of(out, y, (4,)))
+    assert found["mcc"] == 0.0 and found["accuracy"] == 1.0

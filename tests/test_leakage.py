@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cutlayer.leakage import distance_correlation, leakage
+from cutlayer.leakage import _distances, distance_correlation, leakage
 
 
 def by_hand(x: list[list[float]], a: list[list[float]]) -> float:
@@ -61,3 +61,9 @@ def test_a_model_leaks_less_with_every_block_that_throws_something_away() -> Non
     found = leakage(model, x)
     assert found[0] == pytest.approx(1, abs=1e-6) and found[0] > found[1] > found[3]
     assert found[1] == found[2] and model.training  # dropout is off while it is measured
+
+
+def test_codes_differ_in_so_many_places() -> None:
+    codes = torch.tensor([[1, 2, 3], [1, 2, 4], [5, 6, 7]])
+    expected = torch.tensor([[0, 1, 3], [1, 0, 3], [3, 3, 0]], dtype=torch.float64).sqrt()
+    assert torch.equal(_distances(codes), expected)

@@ -113,3 +113,46 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         config(data=str(tmp_path), task="mnist")
     with pytest.raises(ContractError, match="task = 'own', data = None"):
         config(task="own")
+
+
+def test_a_folder_of_client_files_has_a_model_for_rows(tmp_path: Path) -> None:
+    for k in range(3):
+        y = np.arange(12) % 3
+        np.savez(tmp_path / f"ward-{k}.npz", x=np.random.default_rng(k).normal(size=(12, 4)), y=y)
+    given = config(data=str(tmp_path), partition={"name": "natural", "min_size": 2}, clients=None)
+    assert (given.model["name"], given.cut) == ("mlp", 0)
+    assert next(assemble(given)).participants == 3
+
+
+def test_codes_take_as_many_bytes_as_the_largest_of_all_files_needs(tmp_path: Path) -> None:
+    for name, most in (("train", 300), ("test", 200)):
+        np.savez(tmp_path / f"{name}.npz", x=np.full((6, 5), most), y=np.arange(6) % 2)
+    data = load_data(config(data=str(tmp_path)))
+    assert data.train.x.dtype == data.test.x.dtype == np.int32 and int(data.test.x.max()) == 200
+
+
+def test_labels_that_are_no_classes_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((8, 3)), y=np.arange(8) * 10**9)
+    with pytest.raises(ContractError, match="largest label in 'y' = 7000000000: expected classes numbered from 0"):
+        load_data(config(data=str(tmp_path / "a.npz")))
+
+
+def test_whole_numbers_for_a_model_of_floats(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(40).reshape(8, 5), y=np.arange(8) % 2)
+    with pytest.raises(
+        ContractError, match="taken for codes that an embedding looks up, so give measurements as floats"
+    ):
+        assemble(config(data=str(tmp_path / "a.npz")))
+
+
+def test_test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+    shape = (8, 3, 6, 6)
+    kinds = {"bytes": np.zeros(shape, np.uint8), "floats": np.zeros(shape)}
+    for name, x in kinds.items():
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(8) % 2, named=np.array(["a", "b"] * 4))
+    paths = [str(tmp_path / f"{name}.npz") for name in kinds]
+    with pytest.raises(ContractError, match="rows of float32, expected uint8 as in data"):
+        load_data(config(data=paths[0], data_test=paths[1]))
+    np.savez(tmp_path / "numbers.npz", x=kinds["bytes"], named=np.arange(8) % 2)
+    with pytest.raises(ContractError, match="labels = 'numbers': expected names as in data"):
+        load_data(config(data=paths[0], data_test=str(tmp_path / "numbers.npz"), y_column="named"))

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_histograms_and_divergence_by_hand() -> None:
 def test_a_file_gives_back_what_was_written(tmp_path: Path, suffix: str, with_tests: bool) -> None:
     parts = IID()(Y, 7, rng())
     if with_tests:
-        parts.tests = Parts.of([np.array([j]) for j in range(7)])
+        parts.tests = Parts.of([parts[(j + 1) % 7][:1] for j in range(7)])
     path = tmp_path / f"parts{suffix}"
     partition_file.write(path, parts, 600)
     again = FromFile(str(path))(Y, None, rng())
@@ -204,3 +205,43 @@ def test_a_file_with_tests_is_used_as_it_is(tmp_path: Path) -> None:
     train, test = populate(config, dataset(test_owners=False))
     assert [view.index.tolist() for view in train] == [list(range(10)), list(range(20, 40))]
     assert [view.index.tolist() for view in test] == [[100, 101], [119]]
+
+
+def test_owners_of_the_one_side_only_are_divided_together() -> None:
+    """As CelebA is published: nobody is in training and test."""
+    base = dataset()
+    test = Rows(base.test.x, base.test.y, base.test.owners, ("x", "y", "z"))
+    config = parse({"protocol": "cyclesl", "partition": {"name": "natural", "min_size": 1}})
+    rows, parts = divided(config, replace(base, test=test))
+    assert len(rows) == 120 and parts.sizes.tolist() == [30, 30, 30, 10, 10, 10]
+    assert [len(view) for view in populate(config, replace(base, test=test))[1]] == [3, 3, 3, 1, 1, 1]
+
+
+def test_one_test_set_is_of_those_who_are_clients() -> None:
+    base = dataset()
+    test = Rows(base.test.x, base.test.y, base.test.owners, ("c", "a", "b"))
+    config = parse({"partition": {"name": "natural", "min_size": 1}, "clients": 2})
+    train, tested = populate(config, replace(base, test=test))
+    owners = {int(base.train.owners[view.index[0]]) for view in train}
+    assert len(owners) == 2 and {(test.owners[i] + 2) % 3 for i in tested.index} == owners and len(tested) == 20
+    everybody = populate(config, base)[1]  # of whom one never trains: a test of its own
+    assert len(everybody) == 30
+
+
+@pytest.mark.parametrize("wrong", ["test_ends", "ends", "order"])
+def test_arrays_that_are_no_partition(tmp_path: Path, wrong: str) -> None:
+    held = {"rows": 9, "order": np.arange(6), "ends": [3, 6], "test_order": np.arange(6, 9), "test_ends": [1, 3]}
+    np.savez(tmp_path / "fine.npz", **held)
+    assert len(partition_file.read(tmp_path / "fine.npz", 9)) == 2
+    np.savez(tmp_path / "p.npz", **{**held, wrong: [0.5, 7.5] if wrong == "order" else [5, 2]})
+    with pytest.raises(StoreError, match="not a partition"):
+        partition_file.read(tmp_path / "p.npz", 9)
+
+
+@pytest.mark.parametrize("held", [[[0, 1], [5, 2, 5]], {"clients": [[1], [3, 5]], "tests": [[0], [5]]}])
+def test_a_row_is_once_with_a_client(tmp_path: Path, held: object) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(held))
+    with pytest.raises(ContractError, match="client 1 has row 5 twice"):
+        partition_file.read(tmp_path / "p.json")
+    (tmp_path / "p.json").write_text(json.dumps([[1, 2], [2, 3]]))
+    assert len(partition_file.read(tmp_path / "p.json")) == 2

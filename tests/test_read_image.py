@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from cutlayer.data.read import image
 from cutlayer.data.read.image import decode, stack
 from cutlayer.errors import ContractError
 
@@ -111,3 +112,12 @@ def test_damage_is_never_another_error() -> None:
                 decode(bytes(bent), "f")
             except ContractError as error:
                 assert str(error).startswith("f: not a readable image: ")  # noqa: PT017
+
+
+def test_more_images_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(image.np, "empty", none_left)
+    with pytest.raises(ContractError, match="more than the memory holds; smaller ones: --image-size"):
+        image._room("first.png", (10**6, 3, 4000, 3000))

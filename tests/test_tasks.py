@@ -133,6 +133,8 @@ def test_a_hub_out_of_reach_is_an_error_that_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "datasets", Fake(None))
     with pytest.raises(StoreError, match=r"task 'cifar10': uoft-cs/cifar10 cannot be fetched.*no route to host"):
         load_task("cifar10", tmp_path)
+    with pytest.raises(StoreError, match=r"Without it: nothing to read in .*Put into .*cifar-10-batches-py"):
+        load_task("cifar10", tmp_path)
     assert not list(cache.folder().rglob("*.parquet"))
 
 

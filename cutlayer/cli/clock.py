@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def _clock(args: argparse.Namespace) -> int:
     if args.profile is not None and args.profile not in PROFILES:
         raise unknown("profile", args.profile, PROFILES)
     expect(args.target is None or 0 < args.target <= 1, "target", args.target, "an accuracy in (0, 1]")
+    if args.out and not Path(args.out).resolve().parent.is_dir():
+        raise StoreError(f"{args.out}: no such folder to write it to")
     change = WhatIf(args.profile, args.cut, args.kappa, args.count_sync, args.sequential, args.plain)
     before, after = [], []
     for label, runs in _runs(out):
@@ -63,8 +66,9 @@ def _clock(args: argparse.Namespace) -> int:
     old, new = tabulate(before, args.target), tabulate(after, args.target)
     console.print(_table(old, new))
     if args.out:
+        target = None if math.isnan(new.target) else new.target
         plain = [_figures(one, other) for one, other in zip(old.rows, new.rows, strict=True)]
-        write_aside(Path(args.out), json.dumps({"target": new.target, "rows": plain}, indent=1).encode())
+        write_aside(Path(args.out), json.dumps({"target": target, "rows": plain}, indent=1).encode())
         console.print(f"wrote {args.out}", markup=False)
     return 0
 
@@ -79,10 +83,10 @@ def _runs(out: Path) -> list[tuple[str, list[tuple[int, Path]]]]:
     raise StoreError(f"{out} holds neither a run nor a comparison")
 
 
-def _each(row: Row) -> float:
+def _each(row: Row) -> float | None:
     """Simulated seconds a round, over all rounds of all seeds."""
     times = [r.sim_seconds for o in row.outcomes for r in o.rounds if r.sim_seconds is not None]
-    return sum(times) / len(times) if times else 0.0
+    return sum(times) / len(times) if times else None
 
 
 def _figures(old: Row, new: Row) -> dict[str, Any]:
@@ -97,9 +101,11 @@ def _figures(old: Row, new: Row) -> dict[str, Any]:
 
 
 def _table(old: Table, new: Table) -> rich.table.Table:
+    unknown_yet = f"the target ({new.baseline} has none yet)"
+    goal = unknown_yet if math.isnan(new.target) else f"{100 * new.target:.2f} % accuracy"
     out = rich.table.Table(
         box=rich.box.SIMPLE_HEAD,
-        caption=f"R, T: rounds and simulated time to {100 * new.target:.2f} % accuracy, mean over seeds; "
+        caption=f"R, T: rounds and simulated time to {goal}, mean over seeds; "
         "as run: with the devices, cut and clock of the run",
         caption_justify="left",
     )
@@ -111,6 +117,7 @@ def _table(old: Table, new: Table) -> rich.table.Table:
         times = [row.time_to_target, _each(row), one.time_to_target, _each(one)]
         T, each, was, was_each = ("-" if time is None else duration(time) for time in times)
         ratio = "-" if not reference or not row.time_to_target else f"{reference / row.time_to_target:.2f}x"
-        R = f">{row.budget}" if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
+        late = f">{row.budget}" if row.budget else "-"  # or nothing is there yet
+        R = late if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
         out.add_row(row.label, R, T, ratio, each, was, was_each)
     return out

@@ -31,6 +31,7 @@ LEAKS = (
     " dCor: distance correlation between input and activations over {rows} rows of {task}, {weights}: 1 gives the "
     "input away, 0 nothing."
 )
+ROWS = 400
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
@@ -38,12 +39,13 @@ def add_flags(command: argparse.ArgumentParser) -> None:
     group.add_argument("--input", metavar="3x32x32", help="shape of one sample (default: the task's)")
     group.add_argument("--classes", type=int, metavar="N", help="outputs of the model (default: the task's, or 10)")
     group.add_argument("--leakage", action="store_true", help="measure what each cut gives away, on rows of the task")
-    group.add_argument("--rows", type=int, default=400, metavar="N", help="rows for --leakage (default: 400)")
+    group.add_argument("--rows", type=int, metavar="N", help=f"rows for --leakage (default: {ROWS}, or all)")
     flags.add_config(command, FIELDS)
 
 
 def show(args: argparse.Namespace) -> None:
     values = flags.config_values(args)
+    expect(args.classes is None or args.classes >= 1, "classes", args.classes, "a whole number, at least 1")
     shape, classes, data = None, args.classes or 10, None
     if args.input is not None:
         shape = _shape(args.input)
@@ -63,13 +65,14 @@ def show(args: argparse.Namespace) -> None:
     leaks: list[float] | None = None
     words = CAPTION
     if args.leakage and data is not None:
-        expect(2 <= args.rows <= len(data.train), "rows", args.rows, f"a whole number from 2 to {len(data.train)}")
-        some = rng(config.seed, 0, EVERYBODY, "leakage").permutation(len(data.train))[: args.rows]
-        x, _ = View(data.train, some, data.plain).take(np.arange(args.rows), torch.device("cpu"))
+        rows = min(ROWS, len(data.train)) if args.rows is None else args.rows
+        expect(2 <= rows <= len(data.train), "rows", rows, f"a whole number from 2 to {len(data.train)}")
+        some = rng(config.seed, 0, EVERYBODY, "leakage").permutation(len(data.train))[:rows]
+        x, _ = View(data.train, some, data.plain).take(np.arange(rows), torch.device("cpu"))
         with console.status("measuring what each cut gives away"):
             leaks = leakage(model, x)
         weights = "the weights given" if config.init else "random weights"
-        words += LEAKS.format(rows=args.rows, task=config.task, weights=weights)
+        words += LEAKS.format(rows=rows, task=config.task, weights=weights)
     title = f"{config.model['name']}, input {_times(shape)}, {classes} classes, {len(found) + 1} blocks"
     console.print(_table(title, words, found, leaks))
 

@@ -16,7 +16,7 @@ from cutlayer.cli.progress import console
 from cutlayer.data import cache, hub
 from cutlayer.data.own import OWN
 from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, Task, data_folder
-from cutlayer.errors import StoreError
+from cutlayer.errors import CutlayerError, StoreError
 
 MISSING = "missing!"
 EXTRAS = {"dev": ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy"), "hf": ("datasets",)}
@@ -56,7 +56,10 @@ def _state(name: str, task: Task, folder: Path | None) -> str:
         return "ready (--data FOLDER or FILE)"
     if task.shipped:
         return "ready (comes with scikit-learn)"
-    found = [form.needs for form in task.forms if folder is not None and form.files(folder / name)]
+    try:
+        found = [form.needs for form in task.forms if folder is not None and form.files(folder / name)]
+    except (CutlayerError, OSError) as error:
+        return f"not readable: {error}"
     if found:
         return f"ready: {found[0]}"
     fetched = f"fetched from the hub ({task.hub.path}) when used" if task.hub and hub.installed() else ""

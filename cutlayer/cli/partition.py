@@ -35,8 +35,8 @@ examples:
   cutlayer partition --partition file --partition.path parts.json     a published partition, looked at
 """
 FIELDS = (
-    *("task", "data_dir", "data", "x_column", "y_column", "owner_column", "layout", "image_size", "train_rows"),
-    *("partition", "clients", "protocol", "seed"),
+    *("task", "data_dir", "data", "data_test", "x_column", "y_column", "owner_column", "layout", "image_size"),
+    *("train_rows", "partition", "clients", "protocol", "seed"),
 )
 SHORT = {
     "dirichlet": ("dirichlet", "gamma", "label skew: Dir(GAMMA) of each class over the clients"),
@@ -101,7 +101,8 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
     for name, (partition, parameter, _) in SHORT.items():
         given = getattr(args, name)
         if given is not None:
-            chosen.append({"name": partition, parameter: int(given) if name == "shards" else given})
+            whole = name == "shards" and given.is_integer()
+            chosen.append({"name": partition, parameter: int(given) if whole else given})
     chosen += [{"name": name} for name in ("iid", "natural") if getattr(args, name)]
     if len(chosen) + ("name" in values.get("partition", {})) > 1:
         raise ContractError(

@@ -195,7 +195,7 @@ def _result(summary: dict[str, Any]) -> str:
     return (
         f"best accuracy   {best} in round {summary['best_round']} of {summary['rounds']}\n"
         f"final accuracy  {final}; {mib:.1f} MiB sent\n"
-        f"time            {summary['seconds']:.1f} seconds; simulated {duration(summary['sim_seconds'])}\n"
+        f"time            {summary['seconds']:.1f} seconds; simulated {duration(summary.get('sim_seconds', 0.0))}\n"
         f"weights         sha256 {summary.get('sha256', '-')}"
     )
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +28,7 @@ VARIABLE = "CUTLAYER_CACHE"
 FORMAT = 1
 SPLITS = ("train", "test")
 SMALL = 2**16  # bytes: not worth a mapping, and an empty one is not possible
+LONGEST = 100  # letters of a name; file systems take 255, the digests included
 
 
 class CacheRebuilt(UserWarning):
@@ -43,8 +44,8 @@ def folder() -> Path:
 
 def through(name: str, form: Form, where: Path, say: str = "") -> Bundle:
     """What `form` reads in `where`, from the cache if it is there and whole. `say`: further options, for the key."""
-    place = folder() / f"{name}-{_key(form, where, say)}"
-    if (place / "about.json").exists():
+    place = folder() / f"{name[:LONGEST]}-{_key(form, where, say)}"
+    if os.path.exists(place / "about.json"):  # False, too, where one may not look
         try:
             return _open(place)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -71,7 +72,8 @@ def _key(form: Form, where: Path, say: str) -> str:
 def _save(place: Path, bundle: Bundle) -> None:
     """Written aside and renamed: it is there whole, or not at all."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=place.name + ".", dir=place.parent))
+    aside = place.with_name(f"{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    aside.mkdir()  # not mkdtemp: a cache may be shared, and what that makes only its owner may open
     try:
         about: dict[str, Any] = {"format": FORMAT, "class_names": list(bundle.class_names), "sha256": {}}
         for split in SPLITS:
@@ -86,8 +88,9 @@ def _save(place: Path, bundle: Bundle) -> None:
         try:
             aside.rename(place)
         except OSError:
-            if not (place / "about.json").exists():  # nobody else has made it meanwhile
-                raise
+            if not os.path.exists(place / "about.json"):  # nobody else has made it meanwhile: it is what a
+                shutil.rmtree(place, ignore_errors=True)  # half-removed one left
+                aside.rename(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +38,12 @@ def fetch(name: str, place: Place) -> Path:
     try:
         for split in missing:
             rows = datasets.load_dataset(place.path, place.config, split=split)
-            aside = folder / f".{split}.parquet.tmp"
-            rows.to_parquet(str(aside))
-            aside.replace(folder / f"{split}.parquet")
+            aside = folder / f".{split}.{os.getpid()}.tmp"  # two may fetch at once
+            try:
+                rows.to_parquet(str(aside))
+                aside.replace(folder / f"{split}.parquet")
+            finally:
+                aside.unlink(missing_ok=True)
     except Exception as error:  # whatever the network or the hub may raise
         words = f"{type(error).__name__}: {error}"
         raise StoreError(f"task {name!r}: {place.path} cannot be fetched from the Hugging Face hub: {words}") from error

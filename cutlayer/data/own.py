@@ -17,6 +17,7 @@ from cutlayer.errors import ContractError, StoreError, expect
 
 OWN = "own"
 """The name of this task."""
+PLENTY = 1000  # classes that even a few rows may have
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Own:
             bundle = Bundle(bundle.train, _renamed(bundle, other, self.test), bundle.class_names)
         train = bundle.train
         expect(len(train) > 0, "data", self.path, "at least one row")
-        classes = len(bundle.class_names) or int(max(train.y.max(), bundle.test.y.max(initial=0))) + 1
+        classes = len(bundle.class_names) or _classes(self, train, bundle.test)
         how = _seen(train)
         return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
 
@@ -50,12 +51,26 @@ class Own:
             clients.form(self.x, self.y, self.size),
             folders.form(self.size, self.layout),
         ]
-        options = f"{self.x} {self.y} {self.owner} {self.layout} {self.size}"
+        options = repr((self.x, self.y, self.owner, self.layout, self.size))
         for form in forms[:1] if path.is_file() else forms:
             if form.files(path):
                 return cache.through(path.stem or OWN, form, path, options)
         needs = "; or ".join(form.needs for form in forms)
         raise StoreError(f"data = {str(path)!r}: nothing to read there; expected {needs}")
+
+
+def pictures(path: Path) -> bool:
+    """Whether there are images to read, as far as file names tell."""
+    return path.is_dir() and not arrays.form().files(path) and not clients.form().files(path)
+
+
+def _classes(own: Own, train: Rows, test: Rows) -> int:
+    """As many as the highest label says; a model has an output for each, so labels that are no classes are refused."""
+    most = int(max(train.y.max(), test.y.max(initial=0)))
+    enough = max(len(train), PLENTY)
+    below = f"classes numbered from 0, below {enough}; numbers that are names of classes can be given as text"
+    expect(most < enough, f"data: largest label in {own.y!r}", most, below)
+    return most + 1
 
 
 def _seen(rows: Rows) -> Transform:
@@ -71,7 +86,12 @@ def _renamed(first: Bundle, other: Bundle, path: str) -> Rows:
     if rows.x.shape[1:] != first.train.x.shape[1:]:
         shapes = rows.x.shape[1:], first.train.x.shape[1:]
         raise ContractError(f"data_test = {path!r}: rows of shape {shapes[0]}, expected {shapes[1]} as in data")
-    if not other.class_names or tuple(other.class_names) == tuple(first.class_names):
+    if _seen(rows) != _seen(first.train):
+        kinds = rows.x.dtype, first.train.x.dtype
+        raise ContractError(f"data_test = {path!r}: rows of {kinds[0]}, expected {kinds[1]} as in data")
+    named = ["names" if names else "numbers" for names in (other.class_names, first.class_names)]
+    expect(named[0] == named[1], f"data_test = {path!r}: labels", named[0], f"{named[1]} as in data")
+    if tuple(other.class_names) == tuple(first.class_names):
         return rows
     for name in other.class_names:
         expect(name in first.class_names, f"data_test = {path!r}: class", name, "one that the training rows have")

@@ -83,8 +83,8 @@ def read(path: Path, rows: int | None = None) -> Parts:
 def _parse(path: Path, data: bytes) -> tuple[Parts, int | None]:
     if data[:2] == b"PK":
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            tests = Parts(file["test_order"], file["test_ends"]) if "test_order" in file else None
-            return Parts(file["order"], file["ends"], tests), int(file["rows"])
+            tests = Parts(_rows(file["test_order"]), _rows(file["test_ends"])) if "test_order" in file else None
+            return Parts(_rows(file["order"]), _rows(file["ends"]), tests), int(file["rows"])
     held = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else plain_pickle.loads(data, str(path))
     if isinstance(held, Mapping) and "clients" in held:
         tests = Parts.of(_rows(part) for part in held["tests"]) if "tests" in held else None
@@ -111,13 +111,27 @@ def _check(path: Path, parts: Parts, rows: int | None) -> None:
     empty = np.flatnonzero(np.diff(ends, prepend=0) == 0)
     if len(empty):
         raise ContractError(f"partition file {path}: client {empty[0]} has no rows; expected at least one for each")
-    if np.any(np.diff(ends, prepend=0) < 0) or ends[-1] != len(parts.order):
-        raise StoreError(f"partition file {path}: not a partition: its ends do not fit its rows")
     for named in (parts, *([parts.tests] if parts.tests is not None else [])):
         expect(len(named) == len(parts), f"partition file {path}: tests", len(named), f"{len(parts)}, one per client")
+        if np.any(np.diff(named.ends, prepend=0) < 0) or named.ends[-1] != len(named.order):
+            raise StoreError(f"partition file {path}: not a partition: its ends do not fit its rows")
         if not len(named.order):
             continue
         low, high = int(named.order.min()), int(named.order.max())
         most = f"0..{rows - 1}, the rows the data have" if rows is not None else "no negative row"
         fits = low >= 0 and (rows is None or high < rows)
         expect(fits, f"partition file {path}: rows", f"{low}..{high}", most)
+    _once(path, parts)
+
+
+def _once(path: Path, parts: Parts) -> None:
+    """Refuse a client that holds a row twice, or is tested on a row it trains on; several clients may hold one row."""
+    every = [parts, *([parts.tests] if parts.tests is not None else [])]
+    most = max(int(named.order.max(initial=0)) for named in every) + 1
+    held = np.concatenate([np.repeat(np.arange(len(named)), named.sizes) * most + named.order for named in every])
+    unique, counts = np.unique(held, return_counts=True)
+    if len(twice := unique[counts > 1]):
+        client, row = divmod(int(twice[0]), most)
+        raise ContractError(
+            f"partition file {path}: client {client} has row {row} twice; expected once, or for its test"
+        )

@@ -201,9 +201,15 @@ def _dataset(name: str, task: Task, bundle: Bundle) -> Dataset:
 
 def _bundle(name: str, task: Task, folder: Path | None) -> Bundle:
     root = data_folder(folder)
+    if root is not None and not root.is_dir():
+        raise StoreError(f"task {name!r}: data_dir = {str(root)!r}: no such folder")
     found = cache.find(name, task.forms, root / name) if root is not None and (root / name).is_dir() else None
     if found is None and task.hub is not None and hub.installed():
-        found = cache.find(name, task.forms, hub.fetch(name, task.hub))
+        try:
+            fetched = hub.fetch(name, task.hub)
+        except StoreError as error:
+            raise StoreError(f"{error}. Without it: {_missing(name, task, root)}") from error
+        found = cache.find(name, task.forms, fetched)
     if found is None:
         raise StoreError(f"task {name!r}: {_missing(name, task, root)}")
     return found
@@ -218,7 +224,9 @@ def _missing(name: str, task: Task, root: Path | None) -> str:
         else (f"no data folder: give --data-dir FOLDER, or set {FOLDER_VARIABLE}. ")
     )
     kinds = "; or ".join(form.needs for form in task.forms)
-    or_hub = f". Or install cutlayer[hf], to fetch {task.hub.path} from the Hugging Face hub" if task.hub else ""
+    or_hub = ""
+    if task.hub is not None and not hub.installed():
+        or_hub = f". Or install cutlayer[hf], to fetch {task.hub.path} from the Hugging Face hub"
     return f"{first}Put into {where}: {kinds}{or_hub}"
 
 

@@ -29,8 +29,7 @@ def form(x: str = "x", y: str = "y", size: int | None = None) -> Form:
 def _side(folder: Path, x: str, y: str, size: int | None) -> Raw:
     paths = files(folder, arrays.SUFFIXES)
     expect(len(paths) > 0, f"{folder}: client files", 0, "at least one")
-    parts = [arrays.raw(path, x, y, None, size) for path in paths]
-    alike(parts)
+    parts = alike([arrays.raw(path, x, y, None, size) for path in paths])
     if len({path.stem for path in paths}) < len(paths):
         raise ContractError(f"{folder}: two files for one client")
     labels = [part.y for part in parts]

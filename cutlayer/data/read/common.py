@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,26 @@ class Raw:
 def bundle(sides: Sequence[Raw], class_names: Sequence[str] = ()) -> Bundle:
     """Training rows and, if there are any, test rows, with one numbering of owners and of the classes trained on."""
     expect(len(sides[0].y) > 0, f"{sides[0].where}: training rows", 0, "at least one")
-    sides = [side for side in sides if len(side.y)]
-    alike(sides)
+    sides = alike([side for side in sides if len(side.y)])
     labels, class_names = _classes(sides, class_names)
     owners, names = _owners(sides)
     rows = [Rows(side.x, y, owned, names) for side, y, owned in zip(sides, labels, owners, strict=True)]
     return Bundle(rows[0], none_of(rows[0]) if len(rows) == 1 else rows[1], tuple(class_names))
 
 
-def alike(parts: Sequence[Raw]) -> None:
-    """Refuse parts of which one has rows of another kind than the first."""
+def alike(parts: Sequence[Raw]) -> Sequence[Raw]:
+    """The parts, if all have rows of one kind; codes that need more bytes in one of them have as many in all."""
+    if len({part.x.dtype for part in parts}) > 1 and all(_codes(part) for part in parts):
+        parts = [replace(part, x=part.x.astype(np.int32)) for part in parts]
     kinds = [f"{part.x.dtype} {part.x.shape[1:]}, {_labels(part)}" for part in parts]
     for part, kind in zip(parts, kinds, strict=True):
         if kind != kinds[0]:
             raise ContractError(f"{part.where}: rows of {kind}, expected {kinds[0]} as in {parts[0].where}")
+    return parts
+
+
+def _codes(part: Raw) -> bool:
+    return part.x.ndim == 2 and part.x.dtype.kind in "iu"
 
 
 def _labels(part: Raw) -> str:

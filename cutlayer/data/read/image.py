@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 from collections.abc import Iterable
@@ -57,6 +58,15 @@ def _flat(image: Any, mode: str | None) -> Any:
     return image.convert(mode or ("L" if image.mode in GRAY else "RGB"))
 
 
+def _room(where: object, shape: tuple[int, ...]) -> Pixels:
+    try:
+        return np.empty(shape, dtype=np.uint8)
+    except MemoryError as error:
+        gib = math.prod(shape) / 2**30
+        words = f"{shape[0]} images of {shape[2]}x{shape[3]} pixels are {gib:.0f} GiB, more than the memory holds"
+        raise ContractError(f"{where}: {words}; smaller ones: --image-size") from error
+
+
 def stack(
     sources: Iterable[tuple[object, bytes | Path]], count: int, size: int | None = None, mode: str | None = None
 ) -> Pixels:
@@ -69,7 +79,7 @@ def stack(
     for row, (where, source) in enumerate(sources):
         one = decode(source, where, size, mode)
         if row == 0:
-            first, pixels = where, np.empty((count, *one.shape), dtype=np.uint8)
+            first, pixels = where, _room(where, (count, *one.shape))
         if one.shape[1:] != pixels.shape[2:]:
             raise ContractError(
                 f"{where}: {one.shape[1]}x{one.shape[2]} pixels, expected {pixels.shape[2]}x{pixels.shape[3]} as in "
