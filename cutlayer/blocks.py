@@ -10,7 +10,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from cutlayer.cohorts.local import LocalCohort
 from cutlayer.data.dataset import Dataset
+from cutlayer.data.source import Population
 from cutlayer.errors import StoreError
 from cutlayer.macs import Shape
 from cutlayer.train import Run
@@ -28,6 +30,7 @@ class Blocks:
     macs: list[int]
     elements: list[int]
     weights: list[int]
+    data: str = ""  # a digest of the labels and of who holds which rows
 
     @property
     def shape(self) -> Shape:
@@ -38,8 +41,16 @@ def dump(run: Run, data: Dataset) -> bytes:
     s = run.setup
     ends = [0, *(end[0] for end in s.offsets)]
     weights = [b - a for a, b in itertools.pairwise(ends)]
-    about = Blocks(list(data.shape), data.classes, len(s.sizes), s.shape.macs, s.shape.elements, weights)
+    shape = list(data.shape)
+    about = Blocks(shape, data.classes, len(s.sizes), s.shape.macs, s.shape.elements, weights, digest(run))
     return json.dumps(asdict(about)).encode()
+
+
+def digest(run: Run) -> str:
+    """Of the labels, and of who holds which rows; "" where the run did not come from a stored data set."""
+    cohort = run.setup.cohort
+    held = cohort.sources if isinstance(cohort, LocalCohort) else None
+    return held.digest() if isinstance(held, Population) else ""
 
 
 def read(run: Path) -> Blocks:

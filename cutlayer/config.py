@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from cutlayer.compose import brought, refuse_senseless
 from cutlayer.data import PARTITIONS
-from cutlayer.data.own import OWN, pictures
+from cutlayer.data.own import OWN, by_client, pictures
 from cutlayer.data.tasks import TASKS
 from cutlayer.devices import PROFILES
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
@@ -201,6 +201,8 @@ def parse(values: Mapping[str, Any]) -> Config:
         given = {"task": OWN, **given}
         images = pictures(Path(str(given["data"])))
         given = {"model": "resnet" if images else "mlp", "cut": 1 if images else 0, **given}
+        if by_client(Path(str(given["data"])), str(given.get("layout")), given.get("owner_column")):
+            given = {"partition": {"name": "natural", "min_size": 1}, **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
     if task is not None:  # the task's own model and cut, spelled out

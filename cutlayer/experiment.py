@@ -29,7 +29,7 @@ from cutlayer.cut import halves
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.parts import Holdout, Parts, Side, Tail
-from cutlayer.data.rows import Rows, together
+from cutlayer.data.rows import Rows
 from cutlayer.data.source import Population, View
 from cutlayer.data.tasks import load_task
 from cutlayer.errors import ContractError, Diverged, StoreError
@@ -109,7 +109,7 @@ def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
     """
     name, rows = config.partition["name"], data.train
     if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
-        rows = together(data.train, data.test)
+        rows = data.everything
     clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
     draw = rng(config.seed, 0, EVERYBODY, "partition")
     return rows, config.part("partition")(rows.y, clients, draw, rows.owners)
@@ -190,6 +190,8 @@ class Experiment:
             store.save(out, run.state)
         if not (out / blocks.FILE).exists():
             write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
+        if blocks.read(out).data not in ("", blocks.digest(run)):
+            raise StoreError(f"{out}: its data, or who holds which rows, are not what they were when it began")
         run.setup.shelf.place(out / store.SPILL)
         store.forget_after(out, 0 if found is None else found.n)
         history = journal.trim(out / "journal.jsonl", 0 if found is None else found.n)

@@ -195,3 +195,19 @@ def test_the_doctor_goes_on_after_what_is_not_readable(tmp_path: Path, capsys: p
     assert main(["doctor", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "not readable" in said and "tiny_imagenet" in said
+
+
+def test_a_run_does_not_go_on_with_another_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["partition", "--clients", "4", "--iid", "--out", "p.json"]) == 0
+    (tmp_path / "run.toml").write_text('rounds = 1\npartition = { name = "file", path = "p.json" }\n')
+    assert main(["run", "--config", "run.toml", "--model", "mlp", "--quiet", "--out", "x"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["resume", str(tmp_path / "x"), "--quiet"]) == 0  # its paths are from the root
+    monkeypatch.chdir(tmp_path)
+    assert main(["partition", "--clients", "4", "--iid", "--seed", "1", "--out", "p.json"]) == 0
+    assert main(["resume", "x", "--quiet"]) == 2
+    assert "who holds which rows, are not what they were" in capsys.readouterr().err

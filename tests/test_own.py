@@ -51,7 +51,8 @@ def test_a_folder_by_client_is_its_natural_partition(tmp_path: Path) -> None:
     for c, client in enumerate(("north", "south", "west")):
         for k in range(4 + c):
             picture(tmp_path / client / ("cat" if k % 2 else "dog") / f"{k}.png", 10 * c + k)
-    given = config(data=str(tmp_path), partition={"name": "natural", "min_size": 2}, clients=None)
+    given = parse({"data": str(tmp_path), "rounds": 1, "local_epochs": 1, "batch_size": 2})
+    assert given.partition["name"] == "natural"
     train, test = populate(given, load_data(given))
     assert len(train) == 3
     assert [len(a) + len(b) for a, b in zip(train, test, strict=True)] == [4, 5, 6]

@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -118,15 +118,21 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
         if field not in Config.model_fields:
             continue
         if parameter:
-            read = str(Path(given).resolve()) if key == "partition.path" else value(given)
-            values.setdefault(field, {})[parameter] = read
+            values.setdefault(field, {})[parameter] = given if key == "partition.path" else value(given)
         elif field in TABLES:
             values.setdefault(field, {})["name"] = given
         else:
-            values[field] = given if field in TEXT else value(given)
-            if field in PATHS:
-                values[field] = str(Path(given).resolve())  # a run is resumed from anywhere
-    return values
+            values[field] = given if field in (*TEXT, *PATHS) else value(given)
+    return resolved(values)
+
+
+def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Config values with their paths from the root: a run is resumed from anywhere."""
+    out = {key: str(Path(given).resolve()) if key in PATHS else given for key, given in values.items()}
+    partition = out.get("partition")
+    if isinstance(partition, Mapping) and isinstance(partition.get("path"), str):
+        out["partition"] = {**partition, "path": str(Path(partition["path"]).resolve())}
+    return out
 
 
 def value(given: str | Sequence[str]) -> Any:

@@ -100,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
         raise ContractError("--preset and --config: give one of them")
     if args.method and not args.preset:
         raise ContractError(f"--method {args.method}: it names one of a --preset's methods")
-    base = text.read(Path(args.config)) if args.config else {}
+    base = flags.resolved(text.read(Path(args.config))) if args.config else {}
     if args.preset:
         chosen = preset(args.preset)
         base = text.merge(chosen.comparison.base, chosen.method(args.method).changes)
@@ -150,7 +150,7 @@ def _compare(args: argparse.Namespace) -> int:
         methods = [method(name) for name in ("fedavg", "fedavgm", "sflv1", "sflv2", "smofi-full")]
     if args.seeds:
         seeds = flags.seeds(args.seeds)
-    comparison = compare.Comparison(text.merge(base, values), methods, seeds)
+    comparison = compare.Comparison(text.merge(flags.resolved(base), values), methods, seeds)
     _all_used(values, comparison)
     task = comparison.config(comparison.methods[0], seeds[0]).task
     out = Path(args.out or f"runs/compare-{args.preset or task}")

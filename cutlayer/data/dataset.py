@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.data.rows import Labels, Owners, Rows
+from cutlayer.data.rows import Labels, Owners, Rows, together
 from cutlayer.data.transform import Transform
 
 
@@ -24,6 +25,11 @@ class Dataset:
     changed: Transform
     gap: int | None = None  # rows overlap: this many between training and test rows belong to neither
     class_names: Sequence[str] = ()
+
+    @cached_property
+    def everything(self) -> Rows:
+        """Training and test rows together, made once."""
+        return together(self.train, self.test)
 
     @property
     def shape(self) -> tuple[int, ...]:

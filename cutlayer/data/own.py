@@ -64,6 +64,15 @@ def pictures(path: Path) -> bool:
     return path.is_dir() and not arrays.form().files(path) and not clients.form().files(path)
 
 
+def by_client(path: Path, layout: str, owner: str | None) -> bool:
+    """Whether the rows say whose they are, as far as file names tell."""
+    if owner is not None or layout == "client":
+        return True
+    if layout == "class" or not path.is_dir() or arrays.form().files(path):
+        return False
+    return bool(clients.form().files(path)) or folders.by_client(path)
+
+
 def _classes(own: Own, train: Rows, test: Rows) -> int:
     """As many as the highest label says; a model has an output for each, so labels that are no classes are refused."""
     most = int(max(train.y.max(), test.y.max(initial=0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -123,6 +124,16 @@ class Population(Lazy[View]):
     @property
     def sizes(self) -> Indices:
         return self.parts.sizes
+
+    def digest(self) -> str:
+        """Of the rows' number, shape and labels, and of who holds which."""
+        parts = self.parts.parts if isinstance(self.parts, Side) else self.parts
+        found = hashlib.blake2b(
+            f"{self.rows.x.shape} {self.rows.x.dtype} {self.parts.sizes.sum()}".encode(), digest_size=8
+        )
+        for array in (self.rows.y, parts.order, parts.ends):
+            found.update(np.ascontiguousarray(array).data)
+        return found.hexdigest()
 
     def everybody(self) -> View:
         """All rows of the data set, whoever holds them."""

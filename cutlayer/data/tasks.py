@@ -163,7 +163,6 @@ TASKS: dict[str, Task] = {
         35,
         (parquet.recordings(), speech.FORM),
         Features(-54.7, 21.3),
-        hub=hub.Place("google/speech_commands", "v0.02"),
     ),
     OWN: Task("your own: --data FOLDER, FILE.npz or FILE.parquet", "-", "resnet", 1, 0, ()),
 }

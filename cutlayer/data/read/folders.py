@@ -44,6 +44,13 @@ def sides(folder: Path) -> list[Path]:
     return [folder / "train", *[folder / name for name in TESTS if name in names][:1]]
 
 
+def by_client(folder: Path) -> bool:
+    """Whether the first image lies in a client's folder."""
+    train = sides(folder)[0]
+    first = next(_images(train), None)
+    return first is not None and len(first.relative_to(train).parts) == LAYOUTS["client"]
+
+
 def _images(folder: Path, depth: int = 5) -> Iterator[Path]:
     for entry in visible(folder):
         if entry.is_dir():
