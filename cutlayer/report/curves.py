@@ -12,6 +12,7 @@ from cutlayer.records import Round
 from cutlayer.report.summary import Row, Table
 
 COLORS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#aa3377", "#ee6677", "#bbbbbb", "#222222"]
+STYLES = ["-", "--", ":", "-."]  # another one each time the colours are used up
 
 
 def draw(table: Table) -> bytes:
@@ -19,9 +20,9 @@ def draw(table: Table) -> bytes:
     figure = matplotlib.figure.Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, row in enumerate(table.rows):
-        color = COLORS[index % len(COLORS)]
-        _band(left, row, color, lambda r: r.accuracy)
-        _band(right, row, color, lambda r: r.drift_server)
+        look = COLORS[index % len(COLORS)], STYLES[index // len(COLORS) % len(STYLES)]
+        _band(left, row, look, lambda r: r.accuracy)
+        _band(right, row, look, lambda r: r.drift_server)
     if not np.isnan(table.target):
         left.axhline(table.target, color="#888888", linestyle="--", linewidth=1)
         words, end = f"target: 90 % of {table.baseline}'s best", max(row.budget for row in table.rows)
@@ -39,7 +40,7 @@ def draw(table: Table) -> bytes:
     return buffer.getvalue()
 
 
-def _band(axes: matplotlib.axes.Axes, row: Row, color: str, value: Callable[[Round], float | None]) -> None:
+def _band(axes: matplotlib.axes.Axes, row: Row, look: tuple[str, str], value: Callable[[Round], float | None]) -> None:
     """Mean over seeds, with the range between the lowest and the highest seed."""
     by_round: dict[int, list[float]] = {}
     for outcome in row.outcomes:
@@ -50,6 +51,8 @@ def _band(axes: matplotlib.axes.Axes, row: Row, color: str, value: Callable[[Rou
     if not by_round:
         return
     rounds = sorted(by_round)
-    axes.plot(rounds, [np.mean(by_round[n]) for n in rounds], color=color, label=row.label, linewidth=1.8)
+    color, style = look
+    means = [np.mean(by_round[n]) for n in rounds]
+    axes.plot(rounds, means, color=color, linestyle=style, label=row.label, linewidth=1.8)
     low, high = ([f(by_round[n]) for n in rounds] for f in (min, max))
     axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
