@@ -5,7 +5,6 @@ The run is a stream of rounds; journal and checkpoints consume it here and pass 
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 import resource
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -26,21 +24,13 @@ from cutlayer._version import __version__
 from cutlayer.clock import Clock
 from cutlayer.config import Config
 from cutlayer.cut import halves
-from cutlayer.data.dataset import Dataset
-from cutlayer.data.own import Own
-from cutlayer.data.parts import Holdout, Parts, Side, Tail
-from cutlayer.data.rows import Rows
-from cutlayer.data.source import Population, View
-from cutlayer.data.tasks import load_task
 from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
 from cutlayer.models import MODELS
+from cutlayer.population import load_data, populate
 from cutlayer.records import Round
-from cutlayer.rng import EVERYBODY, address, callers_randomness, rng
+from cutlayer.rng import EVERYBODY, address, callers_randomness
 from cutlayer.train import Run, rounds
-
-CLIENTS = 30
-load_once = functools.lru_cache(maxsize=2)(load_task)
 
 
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -89,69 +79,6 @@ def assemble(config: Config, warm: bool = True) -> Run:
         device=config.device,
         target=config.target,
     )
-
-
-def load_data(config: Config) -> Dataset:
-    """The rows a config names; read once."""
-    own = None
-    if config.data is not None:
-        columns = config.x_column, config.y_column, config.owner_column
-        own = Own(config.data, config.data_test, *columns, config.layout, config.image_size)
-    return load_once(
-        config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
-    )
-
-
-def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
-    """The rows that are divided over the clients, and the parts.
-
-    With tests of their own, clients divide training and test rows together, unless owners have rows of both.
-    """
-    name, rows = config.partition["name"], data.train
-    if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
-        rows = data.everything
-    clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
-    draw = rng(config.seed, 0, EVERYBODY, "partition")
-    return rows, config.part("partition")(rows.y, clients, draw, rows.owners)
-
-
-def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
-    """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) rows of each client's own."""
-    rows, parts = divided(config, data)
-    seen = data.changed if config.augment else data.plain
-    natural = config.partition["name"] == "natural"
-    if config.protocol != "cyclesl" and len(data.test):
-        of_clients = natural and _shared(data) == "all"  # an owner who is no client is not asked
-        tested = np.sort(_by_owner(parts, rows, data.test).order) if of_clients else np.arange(len(data.test))
-        return Population(rows, parts, seen), View(data.test, tested, data.plain)
-    if parts.tests is not None:
-        return Population(rows, parts, seen), Population(rows, parts.tests, data.plain)
-    if natural and _shared(data):
-        return Population(rows, parts, seen), Population(data.test, _by_owner(parts, rows, data.test), data.plain)
-    split = Holdout(config.holdout, config.seed) if data.gap is None else Tail(config.holdout, data.gap)
-    sides = (Side(parts, split, test) for test in (False, True))
-    train, test = (Population(rows, side, how) for side, how in zip(sides, (seen, data.plain), strict=True))
-    return train, test
-
-
-def _shared(data: Dataset) -> Literal["all", "some"] | None:
-    """Whether those who own test rows own training rows too, as in LEAF's split by sample: all, some or none of them.
-
-    CelebA and Speech Commands are published with nobody on both sides.
-    """
-    train, test = (
-        set() if rows.owners is None else {rows.owner_names[i] for i in np.unique(rows.owners)}
-        for rows in (data.train, data.test)
-    )
-    return None if not test & train else "all" if test <= train else "some"
-
-
-def _by_owner(parts: Parts, rows: Rows, test: Rows) -> Parts:
-    """The test rows of the owner whose training rows each client holds."""
-    assert rows.owners is not None and test.owners is not None
-    theirs = {name: np.flatnonzero(test.owners == code) for code, name in enumerate(test.owner_names)}
-    who = (rows.owner_names[int(rows.owners[part[0]])] for part in parts)
-    return Parts.of(theirs.get(name, np.empty(0, dtype=np.int64)) for name in who)
 
 
 class Experiment:

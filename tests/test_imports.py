@@ -20,6 +20,7 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {"round", "costs"},
     {"train"},
     {"config", "methods", "journal", "store", "blocks"},
+    {"population"},
     {"experiment"},
     {"compare"},
     {"presets"},

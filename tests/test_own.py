@@ -14,7 +14,8 @@ from PIL import Image
 from cutlayer.config import parse
 from cutlayer.data import cache
 from cutlayer.errors import ContractError, StoreError
-from cutlayer.experiment import assemble, load_data, populate
+from cutlayer.experiment import assemble
+from cutlayer.population import load_data, populate
 
 FEW = {"rounds": 1, "local_epochs": 1, "batch_size": 2, "partition": "iid", "clients": 2}
 

@@ -23,7 +23,7 @@ from cutlayer.data.parts import Holdout, Parts, Side, Tail, divergence, histogra
 from cutlayer.data.rows import Rows, none_of
 from cutlayer.data.transform import Features
 from cutlayer.errors import ContractError, StoreError
-from cutlayer.experiment import divided, populate
+from cutlayer.population import divided, populate
 
 Y = np.arange(600) % 6
 

@@ -21,7 +21,8 @@ from cutlayer.data import cache, hub
 from cutlayer.data.partition import Natural
 from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, digits, load_task
 from cutlayer.errors import ContractError, StoreError
-from cutlayer.experiment import assemble, load_data
+from cutlayer.experiment import assemble
+from cutlayer.population import load_data
 
 REAL = Path(os.environ.get(FOLDER_VARIABLE) or Path(__file__).parents[2] / "shared" / "data")
 WITHOUT = f"no real data: set {FOLDER_VARIABLE}"

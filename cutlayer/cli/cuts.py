@@ -17,9 +17,10 @@ from cutlayer.cli.progress import console
 from cutlayer.cuts import CutCost, cuts
 from cutlayer.data.source import View
 from cutlayer.errors import ContractError, expect
-from cutlayer.experiment import build_model, load_data, warm_start
+from cutlayer.experiment import build_model, warm_start
 from cutlayer.leakage import leakage
 from cutlayer.models import example
+from cutlayer.population import load_data
 from cutlayer.rng import EVERYBODY, rng
 
 FIELDS = ("task", "model", "data_dir", "data", "x_column", "y_column", "layout", "image_size", "seed", "init")

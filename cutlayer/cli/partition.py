@@ -19,8 +19,8 @@ from cutlayer.cli.progress import console
 from cutlayer.data import partition_file
 from cutlayer.data.parts import Parts, divergence, histograms
 from cutlayer.errors import ContractError, StoreError
-from cutlayer.experiment import divided, load_data
 from cutlayer.files import write_aside
+from cutlayer.population import divided, load_data
 from cutlayer.report import mixture
 
 ABOUT = """\
