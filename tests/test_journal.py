@@ -11,7 +11,8 @@ from cutlayer import journal
 from cutlayer.errors import StoreError
 from cutlayer.records import Round
 
-BLANK = Round(**{f.name: 0 for f in fields(Round)} | {"clients": (1, 2), "sim_seconds": None, "accuracy": 0.5})
+WHO = {"clients": (1, 2), "client_steps": (3, 4), "client_samples": (24, 32)}
+BLANK = Round(**{f.name: 0 for f in fields(Round)} | WHO | {"sim_seconds": None, "accuracy": 0.5})
 
 
 def written(path: Path, rounds: int) -> list[Round]:
