@@ -26,6 +26,7 @@ def _preset(line: str, task: str, model: str, cut: int, batch: int, lr: float, r
         "batch_size": batch,
         "last_batch": "keep",
         "rounds": rounds,
+        "evaluate_every": 20,  # of all clients; those of a round are tested in it
         "optimizer": {"name": "adam", "lr": lr},
         **more,
     }
