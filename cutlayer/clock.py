@@ -164,6 +164,15 @@ def composition_of(scheme: object) -> tuple[str, int]:
     return "relay" if getattr(scheme, "carry", None) == "relay" else ORDERS[order], E_s
 
 
+def simulated(
+    clock: Clock, scheme: object, work: Work, devices: Sequence[Device], shape: Shape, p_s: float, front: int
+) -> float:
+    """The simulated seconds of a scheme's round; `front`: |Wc|, which does not travel where clients keep theirs."""
+    composition, E_s = composition_of(scheme)
+    weights = 0 if getattr(scheme, "carry", None) == "keep" else front
+    return seconds(clock, composition, work, devices, shape, p_s, weights, E_s)
+
+
 def server_seconds(devices: Sequence[Device], kappa: float) -> float:
     """p_s; of a large fleet, the mean is that of the first 1,000 clients."""
     first = devices[:SAMPLED]

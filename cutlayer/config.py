@@ -110,19 +110,13 @@ class Config(BaseModel):
     backend: Literal["loop"] = Field("loop", description="how clients are simulated: loop, one after another")
     device: str = Field("cpu", description="torch device")
 
-    @field_validator("task")
+    @field_validator("task", "devices")
     @classmethod
-    def _known_task(cls, task: str) -> str:
-        if task not in TASKS:
-            raise unknown("task", task, TASKS)
-        return task
-
-    @field_validator("devices")
-    @classmethod
-    def _known_profile(cls, devices: str) -> str:
-        if devices not in PROFILES:
-            raise unknown("devices", devices, PROFILES)
-        return devices
+    def _known(cls, name: str, info: Any) -> str:
+        valid = TASKS if info.field_name == "task" else PROFILES
+        if name not in valid:
+            raise unknown(info.field_name, name, valid)
+        return name
 
     @field_validator(*TABLES, mode="before")
     @classmethod
@@ -248,6 +242,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             out[key] = value
     return out
+
+
+def words(spec: Spec) -> str:
+    """A part as it would be called: smofi(alpha=-0.1)."""
+    return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
 
 
 def loads(toml: str) -> dict[str, Any]:

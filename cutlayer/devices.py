@@ -139,11 +139,6 @@ def draw(profile: str, clients: int, seed: int, macs: int) -> Fleet:
     return Fleet(profile, clients, seed, macs)
 
 
-def lognormal(clients: int, seed: int) -> list[Device]:
-    """Phones and laptops as a guess: 70 ms a sample and 6.1 Mbit/s in the middle, one draw per client and seed."""
-    return list(draw("lognormal", clients, seed, RESNET18[0]))
-
-
 def check_devices(given: Any, clients: int) -> Sequence[Device] | None:
     """One device per client, or None."""
     if given is None:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import Tensor
 
-from cutlayer.clock import Clock, Work, composition_of, seconds, server_seconds
+from cutlayer.clock import Clock, Work, server_seconds, simulated
 from cutlayer.cohorts.seam import Cohort
 from cutlayer.devices import Device, seconds_per_sample
 from cutlayer.errors import Diverged, RoundAbandoned
@@ -338,9 +338,7 @@ class Engine:
         s = self.setup
         steps = {j: T for j, (T, _) in work.items()}
         done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
-        weights = 0 if s.scheme.carry == "keep" else s.offsets[cut][0]
-        how, E_s = composition_of(s.scheme)
-        return seconds(s.clock, how, done, s.devices, s.shape, self._p_s, weights, E_s)
+        return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cutlayer as cl
-from cutlayer.clock import COMPOSITIONS, Clock, Work, composition_of, seconds, server_seconds
+from cutlayer.clock import COMPOSITIONS, Clock, Work, composition_of, seconds, server_seconds, simulated
 from cutlayer.data.partition import Dirichlet
 from cutlayer.devices import Device, draw, seconds_per_sample
 from cutlayer.macs import Shape
@@ -300,3 +300,12 @@ def test_mergesfl_equalises_as_the_specification_says() -> None:
             ways = [("step_barrier", alike), ("merged", perfect), ("merged", regulated)]
             took.append([seconds(Clock(), way, Work(one, d, 0), devices, task.shape, p_s) for way, d in ways])
         assert np.mean(took, axis=0) == pytest.approx([barrier, equal, clamped], rel=0.15)
+
+
+def test_a_front_that_is_kept_does_not_travel() -> None:
+    work, shape = Work({0: 2}, {0: 4.0}, 0), Shape([50, 50], [1000, 10])
+    devices, clocks = [Device(0.1, 1000.0)], [Clock(sync=sync) for sync in (False, True)]
+    kept = [simulated(clock, cl.PSL(), work, devices, shape, 0.001, 5000) for clock in clocks]
+    sent = [simulated(clock, cl.SFLV1(every="round"), work, devices, shape, 0.001, 5000) for clock in clocks]
+    assert kept[0] == kept[1] == sent[0]
+    assert sent[1] - sent[0] == pytest.approx(2 * 5000 * 32 / 1000 / 1000)  # 160 kbit down and 160 up at 1 Mbit/s

@@ -12,7 +12,7 @@ import pytest
 import cutlayer as cl
 from cutlayer import devices as module
 from cutlayer.clock import server_seconds
-from cutlayer.devices import PROFILES, Device, check_devices, draw, lognormal, reference_seconds
+from cutlayer.devices import PROFILES, Device, check_devices, draw, reference_seconds
 from cutlayer.rng import rng
 
 RESNET18, RESNET34 = 37_000_000, 299_000_000
@@ -43,12 +43,13 @@ def test_alike_is_the_median_of_lognormal() -> None:
 
 
 def test_lognormal_draws_what_it_always_drew() -> None:
-    for j, device in enumerate(lognormal(50, 3)):
+    phones = draw("lognormal", 50, 3, RESNET18)
+    for j, device in enumerate(phones):
         compute, network = rng(3, 0, j, "device").standard_normal(2)
         assert device.seconds == np.clip(0.070 * np.exp(0.6 * compute), 0.015, 0.200)
         assert device.kbps == np.clip(6100 * np.exp(1.1 * network), 100, 100_000)
     larger = draw("lognormal", 50, 3, RESNET34)  # the same machines with a larger model, the clipping as well
-    for one, other in zip(lognormal(50, 3), larger, strict=True):
+    for one, other in zip(phones, larger, strict=True):
         assert other.seconds == pytest.approx(one.seconds * 150 / 70) and other.kbps == one.kbps
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.devices import lognormal, seconds_per_sample
+from cutlayer.devices import draw, seconds_per_sample
 from cutlayer.macs import Shape
 from cutlayer.rng import EVERYBODY
 
@@ -86,7 +86,8 @@ def test_the_rate_follows_the_batch_only_where_asked() -> None:
 
 
 def test_lognormal_devices_are_drawn_once_per_client_and_seed() -> None:
-    one, again, other = lognormal(200, 0), lognormal(300, 0), lognormal(200, 1)
+    resnet18 = 37_000_000  # MACs: the model the profile's seconds are for
+    one, again, other = (draw("lognormal", n, seed, resnet18)[:] for n, seed in ((200, 0), (300, 0), (200, 1)))
     assert one == again[:200] and one != other
     assert 0.05 < np.median([d.seconds for d in one]) < 0.09 and 4000 < np.median([d.kbps for d in one]) < 9000
     assert all(0.015 <= d.seconds <= 0.2 and 100 <= d.kbps <= 100_000 for d in one)

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from cutlayer.data.read import hub, logmel, parquet, tables, text
+from cutlayer.data.read import logmel, parquet, parquet_forms, tables, text
 from cutlayer.errors import ContractError, StoreError
 from tests.test_read_image import png
 from tests.test_read_speech import noise, recording
@@ -83,7 +83,7 @@ def test_shards_are_one_table(tmp_path: Path) -> None:
         "train-00001",
         "train-00002",
     ]
-    form = hub.images(owner="who")
+    form = parquet_forms.images(owner="who")
     bundle = form.read(tmp_path)
     assert np.array_equal(bundle.train.x, PIXELS.transpose(0, 3, 1, 2)) and len(form.files(tmp_path)) == 4
     assert bundle.train.y.tolist() == [0, 3, 1, 3, 2, 3] and bundle.test.y.tolist() == [1]
@@ -98,18 +98,18 @@ def test_shards_are_one_table(tmp_path: Path) -> None:
 
 def test_a_form_needs_its_splits(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", image=CELLS, label=[0] * 6)
-    assert hub.images().files(tmp_path) == [] and len(hub.images(test=None).files(tmp_path)) == 1
+    assert parquet_forms.images().files(tmp_path) == [] and len(parquet_forms.images(test=None).files(tmp_path)) == 1
     write(tmp_path / "valid.parquet", image=CELLS[:2], label=[0] * 2)
-    form = hub.images(test="valid", size=8, mode="L")
+    form = parquet_forms.images(test="valid", size=8, mode="L")
     bundle = form.read(tmp_path)
     assert bundle.test.x.shape == (2, 1, 8, 8) and "valid.parquet" in form.needs
-    assert hub.images(test=None).read(tmp_path).test.x.shape == (0, 3, 5, 4)
+    assert parquet_forms.images(test=None).read(tmp_path).test.x.shape == (0, 3, 5, 4)
     none = {"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())}
     write(tmp_path / "test.parquet", **none)
-    assert hub.images().read(tmp_path).test.x.shape == (0, 3, 5, 4)
+    assert parquet_forms.images().read(tmp_path).test.x.shape == (0, 3, 5, 4)
     write(tmp_path / "train.parquet", **none)
     with pytest.raises(ContractError, match=r"train\.parquet: training rows = 0: expected at least one"):
-        hub.images().read(tmp_path)
+        parquet_forms.images().read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, columns: dict[str, An
     path = tmp_path / "train.parquet"
     write(path, {"label": ["x", "y"]}, **{name: column for name, column in held.items() if column is not None})
     with pytest.raises(ContractError, match=rf"train\.parquet{said}"):
-        hub.images(owner="who", test=None).read(tmp_path)
+        parquet_forms.images(owner="who", test=None).read(tmp_path)
 
 
 def test_what_is_no_parquet_is_said(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_recordings_have_speakers(tmp_path: Path) -> None:
     columns = {"audio": cells, "label": [1, 0, 1], "speaker_id": ["b", "a", "b"]}
     write(tmp_path / "train.parquet", {"label": ["no", "yes"]}, **columns)
     write(tmp_path / "test.parquet", {"label": ["no", "yes"]}, audio=cells[:1], label=[0], speaker_id=["c"])
-    bundle = hub.recordings().read(tmp_path)
+    bundle = parquet_forms.recordings().read(tmp_path)
     assert np.abs(bundle.train.x - logmel.features(clips, 3)).max() < 1e-4
     assert bundle.train.y.tolist() == [1, 0, 1] and bundle.class_names == ("no", "yes")
     assert bundle.test.owners is not None and bundle.test.owners.tolist() == [2]
@@ -184,14 +184,14 @@ def test_recordings_have_speakers(tmp_path: Path) -> None:
     ]:
         write(tmp_path / "train.parquet", {"label": ["no", "yes"]}, **{**columns, **wrong})
         with pytest.raises(ContractError, match=rf"train\.parquet{said}"):
-            hub.recordings().read(tmp_path)
+            parquet_forms.recordings().read(tmp_path)
 
 
 def test_windows_of_text_have_roles(tmp_path: Path) -> None:
     windows, path = ["a" * 80, "b" * 79 + "\n"], tmp_path / "train.parquet"
     columns = {"character_id": ["LEAR", "FOOL"], "x": windows, "y": ["c", " "]}
     write(path, **columns)
-    bundle = hub.windows().read(tmp_path)
+    bundle = parquet_forms.windows().read(tmp_path)
     assert ["".join(text.LEAF[code] for code in row) for row in bundle.train.x] == windows
     assert bundle.train.y.tolist() == [text.LEAF.index("c"), 1] and bundle.train.x.dtype == np.uint8
     assert bundle.train.owners is not None and bundle.train.owners.tolist() == [1, 0]
@@ -206,7 +206,7 @@ def test_windows_of_text_have_roles(tmp_path: Path) -> None:
     ]:
         write(path, **{**columns, **wrong})
         with pytest.raises(ContractError, match=rf"train\.parquet{said}"):
-            hub.windows().read(tmp_path)
+            parquet_forms.windows().read(tmp_path)
 
 
 def real(name: str) -> Path:

@@ -108,8 +108,8 @@ class Fake(types.ModuleType):
         self.table, self.asked = table, []
         self.__spec__ = types.SimpleNamespace()
 
-    def load_dataset(self, path: str, config: str | None, split: str) -> Fake:
-        self.asked.append((path, config, split))
+    def load_dataset(self, path: str, split: str) -> Fake:
+        self.asked.append((path, split))
         if self.table is None:
             raise ConnectionError("no route to host")
         return self
@@ -125,7 +125,7 @@ def test_the_hub_comes_last_and_is_asked_once(tmp_path: Path, monkeypatch: pytes
     assert hub.installed()
     for _ in range(2):
         assert np.array_equal(load_task("mnist", tmp_path).train.x[:, 0], pixels)
-    assert fake.asked == [("ylecun/mnist", None, "train"), ("ylecun/mnist", None, "test")]
+    assert fake.asked == [("ylecun/mnist", "train"), ("ylecun/mnist", "test")]
     idx = write_idx(tmp_path / "mnist")
     assert np.array_equal(load_task("mnist", tmp_path).train.x[:, 0], idx)
 
@@ -237,3 +237,8 @@ def test_real_rows_are_all_there(name: str, shape: tuple[int, ...], train: int, 
         assert abs(float(few.mean())) < 0.5 and 0.5 < float(few.std()) < 1.5
     else:
         assert int(few.max()) < 80
+
+
+def test_own_data_are_not_a_name_alone() -> None:
+    with pytest.raises(ContractError, match="task = 'own': expected 'own' where own data are given"):
+        load_task("own", None)

@@ -50,14 +50,12 @@ def show(args: argparse.Namespace) -> None:
     shape, classes, data = None, args.classes or 10, None
     if args.input is not None:
         shape = _shape(args.input)
+    config = text.parse(values)
     if args.leakage or shape is None or "task" in values or "data" in values:
-        config = text.parse(values)
         data = load_data(config)
         if shape is not None and shape != data.shape:
             raise ContractError(f"input = {args.input!r}: the rows of {config.task} are {_times(data.shape)}")
         shape, classes = data.shape, args.classes or data.classes
-    else:
-        config = text.parse(values)
     assert shape is not None
     model = build_model(config.model, shape, classes, config.seed)
     if config.init is not None:

@@ -78,7 +78,7 @@ def _partition(args: argparse.Namespace) -> int:
         rows, parts = divided(config, data)
         counts = histograms(parts, rows.y, data.classes)
     seconds = time.perf_counter() - began
-    title = f"{config.task}, {len(parts)} clients, {_words(config.partition)}, seed {config.seed}"
+    title = f"{config.task}, {len(parts)} clients, {text.words(config.partition)}, seed {config.seed}"
     console.print(f"{title}; divided in {seconds:.1f} s", markup=False, soft_wrap=True)
     console.print(_summary(counts))
     console.print(_clients(counts, parts))
@@ -111,10 +111,6 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
     if chosen:
         values["partition"] = {**values.get("partition", {}), **chosen[0]}
     return values
-
-
-def _words(spec: dict[str, Any]) -> str:
-    return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
 
 
 def _figures(counts: NDArray[np.int64]) -> dict[str, Any]:

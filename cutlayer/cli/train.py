@@ -121,12 +121,8 @@ def _train(experiment: Experiment, quiet: bool) -> int:
 
 def _headline(experiment: Experiment) -> str:
     config, clients = experiment.config, len(experiment.run.setup.sizes)
-    parts = [f"{key} {_words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
+    parts = [f"{key} {text.words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
     return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join(parts)
-
-
-def _words(spec: dict[str, Any]) -> str:
-    return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -16,7 +16,6 @@ class Place:
     """Where a data set is on the hub; `test`: the split it is tested on, None if it has none."""
 
     path: str
-    config: str | None = None
     test: str | None = "test"
 
 
@@ -37,7 +36,7 @@ def fetch(name: str, place: Place) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for split in missing:
-            rows = datasets.load_dataset(place.path, place.config, split=split)
+            rows = datasets.load_dataset(place.path, split=split)
             aside = folder / f".{split}.{os.getpid()}.tmp"  # two may fetch at once
             try:
                 rows.to_parquet(str(aside))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cutlayer.errors import ContractError, expect
+from cutlayer.errors import expect
 
 Labels = NDArray[np.int64]
 Owners = NDArray[np.int64]
@@ -80,14 +80,3 @@ def together(one: Rows, other: Rows) -> Rows:
         whose = [*(one.owner_names[i] for i in one.owners), *(other.owner_names[i] for i in other.owners)]
         owners, names = numbered(whose)
     return Rows(np.concatenate([one.x, other.x]), np.concatenate([one.y, other.y]), owners, names)
-
-
-def same_shape(where: Path, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Arrays of one shape as one; the error names the first that differs."""
-    for row, array in enumerate(arrays):
-        if array.shape != arrays[0].shape:
-            raise ContractError(
-                f"{where}, row {row}: shape {array.shape}, expected {arrays[0].shape} as in row 0; "
-                "images of several sizes need --image-size"
-            )
-    return np.stack(arrays) if arrays else np.empty((0,), dtype=np.uint8)

@@ -15,8 +15,7 @@ import numpy as np
 from cutlayer.data import cache, hub
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import OWN, Own
-from cutlayer.data.read import cifar, idx, leaf, speech, tiny
-from cutlayer.data.read import hub as parquet
+from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect, unknown
@@ -77,7 +76,7 @@ TASKS: dict[str, Task] = {
         "cnn",
         1,
         10,
-        (parquet.images(), idx.FORM),
+        (parquet_forms.images(), idx.FORM),
         Pixels((0.1307,), (0.3081,)),
         hub=hub.Place("ylecun/mnist"),
     ),
@@ -87,7 +86,7 @@ TASKS: dict[str, Task] = {
         "cnn",
         1,
         10,
-        (parquet.images(), idx.FORM),
+        (parquet_forms.images(), idx.FORM),
         Pixels((0.2860,), (0.3530,)),
         hub=hub.Place("zalando-datasets/fashion_mnist"),
     ),
@@ -97,7 +96,7 @@ TASKS: dict[str, Task] = {
         "resnet",
         1,
         10,
-        (parquet.images(), cifar.PYTHON10, cifar.BINARY10),
+        (parquet_forms.images(), cifar.PYTHON10, cifar.BINARY10),
         CIFAR10,
         _moved(CIFAR10, 4),
         hub.Place("uoft-cs/cifar10"),
@@ -108,7 +107,7 @@ TASKS: dict[str, Task] = {
         "resnet",
         1,
         100,
-        (parquet.images(y="fine_label"), cifar.PYTHON100, cifar.BINARY100),
+        (parquet_forms.images(y="fine_label"), cifar.PYTHON100, cifar.BINARY100),
         CIFAR100,
         _moved(CIFAR100, 4),
         hub.Place("uoft-cs/cifar100"),
@@ -119,7 +118,7 @@ TASKS: dict[str, Task] = {
         "resnet18",
         2,
         200,
-        (parquet.images(test="valid", mode="RGB"), tiny.FORM),
+        (parquet_forms.images(test="valid", mode="RGB"), tiny.FORM),
         TINY,
         _moved(TINY, 8),
         hub.Place("zh-plus/tiny-imagenet", test="valid"),
@@ -130,7 +129,7 @@ TASKS: dict[str, Task] = {
         "leaf_cnn",
         1,
         62,
-        (parquet.images(y="character", owner="writer_id", test=None), leaf.form("femnist")),
+        (parquet_forms.images(y="character", owner="writer_id", test=None), leaf.form("femnist")),
         Pixels(),
         hub=hub.Place("flwrlabs/femnist", test=None),
     ),
@@ -140,7 +139,7 @@ TASKS: dict[str, Task] = {
         "celeba_cnn",
         1,
         2,
-        (parquet.images(y="Smiling", owner="celeb_id", test="test", size=84, mode="RGB"), leaf.form("celeba")),
+        (parquet_forms.images(y="Smiling", owner="celeb_id", size=84, mode="RGB"), leaf.form("celeba")),
         Pixels(),
         hub=hub.Place("flwrlabs/celeba"),
     ),
@@ -150,7 +149,7 @@ TASKS: dict[str, Task] = {
         "leaf_lstm",
         1,
         80,
-        (parquet.windows(), leaf.form("shakespeare")),
+        (parquet_forms.windows(), leaf.form("shakespeare")),
         Codes(),
         hub=hub.Place("flwrlabs/shakespeare", test=None),
         gap=79,
@@ -161,7 +160,7 @@ TASKS: dict[str, Task] = {
         "vgg11",
         2,
         35,
-        (parquet.recordings(), speech.FORM),
+        (parquet_forms.recordings(), speech.FORM),
         Features(-54.7, 21.3),
     ),
     OWN: Task("your own: --data FOLDER, FILE.npz or FILE.parquet", "-", "resnet", 1, 0, ()),
@@ -178,6 +177,7 @@ def load_task(
     if name not in TASKS:
         raise unknown("task", name, TASKS)
     task = TASKS[name]
+    expect((own is not None) == (name == OWN), "task", name, f"{OWN!r} where own data are given, and nowhere else")
     if own is not None:
         data = own.load()
     elif task.shipped:
@@ -220,7 +220,7 @@ def _missing(name: str, task: Task, root: Path | None) -> str:
     first = (
         f"nothing to read in {where}. "
         if root is not None
-        else (f"no data folder: give --data-dir FOLDER, or set {FOLDER_VARIABLE}. ")
+        else f"no data folder: give --data-dir FOLDER, or set {FOLDER_VARIABLE}. "
     )
     kinds = "; or ".join(form.needs for form in task.forms)
     or_hub = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cutlayer import blocks, config
-from cutlayer.clock import Clock, Work, composition_of, seconds, server_seconds
+from cutlayer.clock import Clock, Work, seconds, server_seconds, simulated
 from cutlayer.cut import cut_range
 from cutlayer.devices import draw
 from cutlayer.records import Round
@@ -41,15 +41,16 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     )
     devices = draw(change.profile or was.devices, model.clients, was.seed, sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
-    scheme = was.part("scheme")
-    how, E_s = ("plain", 1) if change.plain else composition_of(scheme)
+    scheme, whole = was.part("scheme"), sum(model.weights)
     again = []
     for record in rounds:
         cut = record.cut if change.cut is None else change.cut
         T = dict(zip(record.clients, record.client_steps, strict=True))
         B = {j: n / T[j] for j, n in zip(record.clients, record.client_samples, strict=True)}
-        weights = 0 if scheme.carry == "keep" else sum(model.weights[: cut + 1])
-        weights = sum(model.weights) if change.plain else weights
-        time = seconds(clock, how, Work(T, B, cut), devices, model.shape, p_s, weights, E_s)
+        work = Work(T, B, cut)
+        if change.plain:
+            time = seconds(clock, "plain", work, devices, model.shape, p_s, whole)
+        else:
+            time = simulated(clock, scheme, work, devices, model.shape, p_s, sum(model.weights[: cut + 1]))
         again.append(replace(record, sim_seconds=time))
     return again

@@ -9,11 +9,8 @@ from numpy.typing import NDArray
 
 from cutlayer.errors import ContractError
 
-_MIDDLE = " !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz"
-LEAF = f"\n{_MIDDLE}}}"
+LEAF = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 symbols; no others occur in its Shakespeare."""
-CYCLE = f"{_MIDDLE}{{}}"
-"""CycleSL's 80 symbols: no newline, but an opening brace."""
 WINDOW = 80  # characters before the one to tell
 
 
