@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from cutlayer.data.source import Source
+from cutlayer.descend import descend
 from cutlayer.feed import Indices
-from cutlayer.flat import Rows, Vectors
+from cutlayer.flat import Rows, Vectors, differentiate
 from cutlayer.local import clip, clips, joint, regularise, squared
-from cutlayer.messages import Address, CutGrad, Momentum, Plan, Report, Smashed, Square
-from cutlayer.optim import Memory, Moments, step
+from cutlayer.messages import Address, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
+from cutlayer.nested import Inputs, each
+from cutlayer.optim import Memory, Moments
 from cutlayer.rng import address, rng, seed_forward
+from cutlayer.workers import Workers
 
 
 @dataclass
@@ -49,46 +52,83 @@ class Client:
             seat.memory.reset(seat.index)
         self.place = int(own["place"]) if "place" in own else 0
         self._batches: Iterator[Indices] = plan.feed.batches(len(self.source), plan.address.round, self.id, self.place)
-        self._a: Tensor | None = None
+        self._next: Indices | None = None
+        self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
+        self.waits = False  # for that gradient
+
+    def next(self) -> Indices:
+        """The rows of the next step."""
+        if self._next is None:
+            self._next = next(self._batches)
+        return self._next
+
+    def begin(self) -> None:
+        """The next step is under way."""
+        self._next, self.waits = None, True
+
+    def batch(self) -> tuple[Inputs, Tensor]:
+        """The samples of the next step, which is now under way."""
+        plan, device, rows = self.plan, self.seat.rows.half.device, self.next()
+        self.begin()
+        draw = functools.partial(rng, plan.feed.seed, plan.address.round, self.id, f"augment/{self.taken}")
+        x, y = self.source.take(rows, device, draw)
+        if self.seat.rows.half.images:
+            x = each(x, channels_last)
+        return x, y
+
+    def live(self) -> Live:
+        """The next step's smashed data with their graph."""
+        x, y = self.batch()
+        seed_forward(self.plan.feed.seed, self.plan.address.round, self.id, self.taken, "client")
+        with torch.enable_grad():
+            a = self.seat.rows.forward(self.seat.index, x)
+            return Live(self.noisy(a), y, self.seat.rows.views[self.seat.index])
 
     def forward(self) -> Smashed:
         """The next step's smashed data."""
-        seat = self.seat
-        seed_forward(self.plan.feed.seed, self.plan.address.round, self.id, self.taken, "client")
-        draw = functools.partial(rng, self.plan.feed.seed, self.plan.address.round, self.id, f"augment/{self.taken}")
-        x, y = self.source.take(next(self._batches), seat.rows.half.device, draw)
-        with torch.enable_grad():
-            self._a = seat.rows.forward(seat.index, x)
-        return Smashed(self._here(), self._noisy(self._a.detach()), y)
+        self._a, y, _ = self.live()
+        return Smashed(self.here(), self._a.detach(), y)
 
     def backward(self, reply: CutGrad) -> Square | None:
         """Go on from the gradient at the cut: the front's gradient, and its own optimizer's step.
 
         What it sends back is its half of a joint norm, where the plan's local rule has one.
         """
-        if reply.address != self._here() or self._a is None:
-            return None  # a doubled or stale reply changes nothing
+        if not self.asked(reply):
+            return None
         seat, plan, own = self.seat, self.plan, 0.0
-        if self._a.requires_grad:  # a front without parameters has nothing to learn
-            seat.rows.backward(seat.index, self._a, reply.grad)
-            w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
+        self.receive(reply)
+        w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
+        if plan.local is not None and clips(plan.local):
             regularise(plan.local, plan.optimizer, g, w, self.w0)
-            if plan.local is not None and clips(plan.local):
-                own = squared(g)
-                self.tried += 1
-                self.clipped += clip(plan.local, g, own + (reply.square or 0.0))
-            step(plan.optimizer, seat.memory, seat.index, w, g, plan.eta)
-        self._a = None
-        self.taken += 1
+            own = squared(g)
+            self.tried += 1
+            self.clipped += clip(plan.local, g, own + (reply.square or 0.0))
+        descend(ALONE, plan.local, plan.optimizer, seat.rows, seat.memory, [seat.index], self.w0, plan.eta)
+        self.stepped()
         return Square(reply.address, own) if joint(plan.local) else None
+
+    def receive(self, reply: CutGrad) -> None:
+        """The front's gradient from the one at the cut, unless it is there already."""
+        if reply.grad is not None and self._a is not None:
+            differentiate(self._a, [self.seat.rows.views[self.seat.index]], reply.grad)
+
+    def asked(self, reply: CutGrad) -> bool:
+        """Whether this answers its last step: a doubled or stale reply changes nothing."""
+        return self.waits and reply.address == self.here()
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._a, self.waits = None, False
+        self.taken += 1
 
     def momentum(self) -> Momentum:
         """Its optimizer's moments as they are now."""
-        return Momentum(self._here(), self.seat.memory.get(self.seat.index).m)
+        return Momentum(self.here(), self.seat.memory.get(self.seat.index).m)
 
     def adopt(self, fused: Momentum) -> None:
         """Take these moments over."""
-        if fused.address == self._here():
+        if fused.address == self.here():
             self.seat.memory.put(self.seat.index, Moments(fused.m, self.seat.memory.t[self.seat.index]))
 
     def close(self) -> Report:
@@ -106,7 +146,7 @@ class Client:
             plan.shares_memory,
         )
 
-    def _noisy(self, a: Tensor) -> Tensor:
+    def noisy(self, a: Tensor) -> Tensor:
         """Each sample's activations plus Gaussian noise whose expected norm is `noise` times theirs."""
         if not self.plan.noise or not a.is_floating_point():
             return a
@@ -114,8 +154,16 @@ class Client:
         use = f"noise/{self.taken}"
         generator.manual_seed(address(self.plan.feed.seed, self.plan.address.round, self.id, use))
         z = torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a.device)
-        rms = a.flatten(1).square().mean(dim=1).sqrt()
+        rms = a.detach().flatten(1).square().mean(dim=1).sqrt()
         return a + self.plan.noise * rms.reshape(-1, *[1] * (a.ndim - 1)) * z
 
-    def _here(self) -> Address:
+    def here(self) -> Address:
         return Address(self.plan.address.round, self.id, self.taken, self.plan.address.attempt)
+
+
+ALONE = Workers()
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images in the order of memory that convolutions compute in."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x

@@ -13,7 +13,7 @@ bytes     that a client and the server send each other in that step
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from cutlayer.models import mlp
 from cutlayer.optim import Memory, Optimizer
 from cutlayer.parts import SCHEMES
 from cutlayer.rng import callers_randomness
+from cutlayer.schemes.passes import Message
 from cutlayer.schemes.seam import Server, Session
 from cutlayer.schemes.server import TRAINED
 from cutlayer.waves import Wave
@@ -60,9 +61,14 @@ class Traced(Server):
         self.trained[row] = self.trained.get(row, 0) + 1
         return super().gradient(rows, row, *more)
 
-    def look(self, rows: Rows, row: int, s: Smashed) -> CutGrad:
+    def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
+        for r in (row[s.address.client] for s in smashed):
+            self.trained[r] = self.trained.get(r, 0) + 1
+        return super().backward(rows, row, smashed)
+
+    def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         self.looked = True  # frozen: all of them could run side by side
-        return super().look(rows, row, s)
+        return super().look(rows, row, smashed)
 
     def chain(self) -> int:
         """The longest run of passes that had to wait for one another since the last call."""
@@ -116,7 +122,7 @@ def retained(session: Session) -> int:
             todo += item.values()
         elif isinstance(item, list | tuple):
             todo += item
-        elif isinstance(item, Rows | Memory) or hasattr(item, "step"):
+        elif isinstance(item, Rows | Memory) or (hasattr(item, "step") and not isinstance(item, Server)):
             todo += [value for value in vars(item).values() if not isinstance(value, Half | Server)]
     return sum(seen.values())
 

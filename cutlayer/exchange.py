@@ -4,16 +4,16 @@ it is asked for nothing more."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from cutlayer.cohorts.seam import Cohort
 from cutlayer.local import Local, joint
-from cutlayer.messages import Address, CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Address, Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.records import Ledger
 from cutlayer.schemes.seam import Fuses, Session
 from cutlayer.waves import Wave
 
-M = TypeVar("M", Smashed, Report, Square, Momentum)
+M = TypeVar("M", bound=Smashed | Attached | Report | Square | Momentum)
 
 
 class Exchange:
@@ -42,7 +42,7 @@ class Exchange:
     def _wave(self, wave: Wave, taken: dict[int, int], session: Session) -> None:
         smashed = admit(self.cohort.gather(wave), {j: Address(self.n, j, taken[j]) for j in wave.clients})
         self._silent = set(wave.clients) - {message.address.client for message in smashed}
-        replies = session.step(wave, smashed)
+        replies = session.step(wave, cast(list[Smashed], smashed))  # what is Attached, a scheme does not look into
         if not self.joint:  # with a joint norm they have gone out in the middle of the step
             self.cohort.scatter(replies)
         self.ledger.wave(smashed, replies)

@@ -5,12 +5,14 @@
     i  [c]  the int64 buffers (BatchNorm's batch counters)
 
 Frozen parameters and other buffers are constants: they stay in the blocks and never move.
-Broadcasting is one copy, averaging and momentum are one expression on rows.
+Broadcasting is one copy, averaging and momentum are one expression on rows. The kernels of a convolution lie in
+`channels_last` order in the vector, so that no step has to reorder them.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -52,23 +54,37 @@ class Slot(NamedTuple):
     start: int
     stop: int
     shape: torch.Size
+    last: bool  # channels last: the kernels of a convolution
     places: list[tuple[nn.Module, str]]
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """Its part of a vector [d], or of rows [n, d], in its own shape."""
+        part = vectors[..., self.start : self.stop]
+        lead = part.shape[:-1]
+        if not self.last:
+            return part.view((*lead, *self.shape))
+        out, into, *kernel = self.shape
+        return part.view(*lead, out, *kernel, into).movedim(-1, len(lead) + 1)
 
 
 class Views(NamedTuple):
-    """One row, seen as the tensors a module computes with."""
+    """One row (or several, stacked), seen as the tensors a module computes with, and where their gradients go."""
 
     w: list[nn.Parameter]
     b: list[Tensor]
     i: list[Tensor]
+    g: list[Tensor]
 
 
 class Half:
     """Consecutive blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtypes: Dtypes | None = None) -> None:
-        self.blocks = list(nn.Sequential(*blocks).to(device))
+        self.blocks = list(blocks)
+        if any(t.device != device for block in blocks for _, _, t in _tensors(block)):
+            self.blocks = list(nn.Sequential(*blocks).to(device))
         self.device = device
+        self.images = any(isinstance(m, nn.Conv2d) for block in self.blocks for m in block.modules())
         self.slots: tuple[list[Slot], list[Slot], list[Slot]] = ([], [], [])
         self.ends: list[tuple[int, int, int]] = []  # the three offsets at which each block ends
         seen: dict[int, Slot] = {}
@@ -80,7 +96,8 @@ class Half:
                 slots = self.slots[kind]
                 if id(tensor) not in seen:
                     start = slots[-1].stop if slots else 0
-                    seen[id(tensor)] = Slot(start, start + tensor.numel(), tensor.shape, [])
+                    kernels = isinstance(module, nn.Conv2d) and name == "weight"
+                    seen[id(tensor)] = Slot(start, start + tensor.numel(), tensor.shape, kernels, [])
                     slots.append(seen[id(tensor)])
                 seen[id(tensor)].places.append((module, name))
             self.ends.append(self.sizes)
@@ -88,6 +105,7 @@ class Half:
         parameters = _one_dtype(w, torch.get_default_dtype())
         self.dtypes: Dtypes = dtypes or (parameters, _one_dtype(b, parameters), _one_dtype(i, torch.int64))
         self._bound: Views | None = None
+        self._twins: dict[int, Half] = {threading.get_ident(): self}
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -107,7 +125,7 @@ class Half:
         for vector, slots in zip(out, self.slots, strict=True):
             for slot in slots:
                 module, name = slot.places[0]
-                vector[slot.start : slot.stop] = getattr(module, name).detach().reshape(-1)
+                slot.of(vector).copy_(getattr(module, name).detach())
         return out
 
     @torch.no_grad()
@@ -116,43 +134,60 @@ class Half:
         for vector, slots in zip(state, self.slots, strict=True):
             for slot in slots:
                 module, name = slot.places[0]
-                getattr(module, name).copy_(vector[slot.start : slot.stop].view(slot.shape))
+                getattr(module, name).copy_(slot.of(vector))
 
     def views(self, row: Vectors, g: Tensor | None = None) -> Views:
-        """Leaves that alias `row` (and whose gradients alias `g`): they see every later change of it."""
-        w, b, i = ([v[s.start : s.stop].view(s.shape) for s in slots] for v, slots in zip(row, self.slots, strict=True))
+        """Leaves that alias `row` (a vector, or rows): they see every later change of it. `g`: for their gradients."""
+        w, b, i = ([slot.of(v) for slot in slots] for v, slots in zip(row, self.slots, strict=True))
         leaves = [nn.Parameter(t, requires_grad=g is not None) for t in w]
-        if g is not None:
-            for leaf, slot in zip(leaves, self.slots[0], strict=True):
-                leaf.grad = g[slot.start : slot.stop].view(slot.shape)
-        return Views(leaves, b, i)
+        return Views(leaves, b, i, [] if g is None else [slot.of(g) for slot in self.slots[0]])
 
     def bind(self, views: Views) -> None:
         """Let the blocks compute with these tensors."""
         if self._bound is views:
             return
-        tensors: Sequence[Sequence[Tensor]] = views
+        tensors: Sequence[Sequence[Tensor]] = views[:3]
         for kind, slots in zip(tensors, self.slots, strict=True):
             for tensor, slot in zip(kind, slots, strict=True):
                 for module, name in slot.places:
                     _put(module, name, tensor)
         self._bound = views
 
+    def unbind(self) -> None:
+        """Forget what is bound: the next call binds anew."""
+        self._bound = None
+
     def __call__(self, x: Inputs, views: Views) -> Tensor:
-        self.bind(views)
-        out = in_order(self.blocks, x)
+        """The blocks' output, computed in this thread's own copy of them."""
+        here = self.here()
+        here.bind(views)
+        out = in_order(here.blocks, x)
+        for tensor, module, name in here.reassigned(views):
+            tensor.data.copy_(getattr(module, name).detach())  # .data: other views of the row may await their backward
+            _put(module, name, tensor)
+        return out
+
+    def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
+        """The bound buffers that a block has replaced instead of writing into them."""
         for tensors, slots in ((views.b, self.slots[1]), (views.i, self.slots[2])):
             for tensor, slot in zip(tensors, slots, strict=True):
                 module, name = slot.places[0]
-                held = getattr(module, name)
-                if held is not tensor:  # a block that assigns its buffer instead of writing into it
-                    tensor.data.copy_(held.detach())  # .data: other views of the row may wait for their backward
-                    _put(module, name, tensor)
-        return out
+                if getattr(module, name) is not tensor:
+                    yield tensor, module, name
+
+    def here(self) -> Half:
+        """This half in this thread: modules of its own to bind, every tensor shared."""
+        found = self._twins.get(threading.get_ident())
+        if found is None:
+            held = {id(t): t for block in self.blocks for _, _, t in _tensors(block)}
+            found = Half(copy.deepcopy(self.blocks, held), self.device, self.dtypes)
+            self._twins[threading.get_ident()] = found
+        return found
 
     def train(self, mode: bool) -> None:
-        for block in self.blocks:
-            block.train(mode)
+        for twin in self._twins.values():
+            for block in twin.blocks:
+                block.train(mode)
 
 
 class Rows:
@@ -162,15 +197,15 @@ class Rows:
         self.half = half
         self.w, self.b, self.i = half.zeros(n)
         self.g = torch.zeros_like(self.w)
-        self._views: list[Views] = []
+        self.views: list[Views] = []
         for j in range(n):
             # .data gives each row its own version counter: an in-place step on one row must not
             # look to autograd like a change of the others, whose graphs may still be waiting.
             row = Vectors(self.w[j].data, self.b[j].data, self.i[j].data)
-            self._views.append(half.views(row, self.g[j].data))
+            self.views.append(half.views(row, self.g[j].data))
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.views)
 
     def fill(self, start: Vectors, n: int) -> None:
         """The first n rows become copies of `start`."""
@@ -187,12 +222,21 @@ class Rows:
 
     def forward(self, j: int, x: Inputs) -> Tensor:
         """The half's output with row j."""
-        return self.half(x, self._views[j])
+        return self.half(x, self.views[j])
 
-    def backward(self, j: int, out: Tensor, grad: Tensor | None = None) -> None:
-        """Gradients of `out` into row j of `g`, replacing what was there (and into the graph's other leaves)."""
-        self.g[j].zero_()
-        out.backward(grad)  # type: ignore[no-untyped-call]
+
+def differentiate(
+    out: Tensor, parts: Sequence[Views], grad: Tensor | None = None, inputs: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Gradients of `out` into the gradient rows of `parts`, replacing what was there; those of `inputs` given back."""
+    wanted = [*(leaf for part in parts for leaf in part.w), *inputs]
+    places = [place for part in parts for place in part.g]
+    learns = wanted and out.requires_grad  # a front may have no parameters
+    found = torch.autograd.grad(out, wanted, grad, allow_unused=True) if learns else [None] * len(wanted)
+    fresh = [torch.zeros_like(like) if g is None else g for like, g in zip(wanted, found, strict=True)]
+    if places:
+        torch._foreach_copy_(places, fresh[: len(places)])
+    return fresh[len(places) :]
 
 
 def half(model: nn.Module, lo: int, hi: int, device: torch.device) -> Half:

@@ -19,9 +19,9 @@ from cutlayer.devices import PROFILES, Device, check_devices, draw
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.feed import Feed
 from cutlayer.macs import Shape, shape_of
-from cutlayer.nested import describe, each, kind, tensors
+from cutlayer.nested import Inputs, describe, each, kind, tensors
 from cutlayer.rng import EVERYBODY
-from cutlayer.schemes.server import Loss
+from cutlayer.schemes.passes import Loss
 
 CHUNK = 4096
 CODES = "; whole numbers are taken for codes that an embedding looks up, so give measurements as floats"
@@ -132,6 +132,13 @@ def probed(
             for s in [group.everybody()] if isinstance(group, Population) else group:
                 s.expect_classes(classes)
     return next(iter(seen.values())), classes
+
+
+def example(trains: Sequence[Source], device: torch.device) -> Inputs:
+    """A small batch, of different rows where a client has some."""
+    first = next(iter(_each_kind(trains)))
+    x, _ = first.take(np.arange(4) % len(first), device)
+    return x
 
 
 def _each_kind(group: Sequence[Source]) -> Iterable[Source]:

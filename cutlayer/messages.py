@@ -11,13 +11,14 @@ Momentum each way and step (SMoFi with `fuse_clients`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from cutlayer.feed import Feed
-from cutlayer.flat import Vectors
+from cutlayer.flat import Vectors, Views
 from cutlayer.local import Local
 from cutlayer.optim import Moments, Optimizer
 
@@ -68,19 +69,50 @@ class Smashed:
     def nbytes(self) -> int:
         return self.a.nbytes + self.y.nbytes
 
+    @property
+    def samples(self) -> int:
+        return len(self.y)
+
+
+class Live(NamedTuple):
+    """A_j with its graph, y_j, and the front's leaves: of one client, or of several, stacked."""
+
+    a: Tensor
+    y: Tensor
+    front: Views
+
+
+class Near(Protocol):
+    """Clients in the server's own process."""
+
+    def live(self, clients: Sequence[int]) -> Live:
+        """Their step forward: [batch, ...] of one, [n, batch, ...] of several."""
+
+
+@dataclass
+class Attached:
+    """In place of a Smashed, where client and server share a process: made when it is wanted, its graph attached, so
+    that one backward pass goes through both halves. The bits are those of the two passes."""
+
+    address: Address
+    near: Near
+    samples: int
+    nbytes: int = 0  # what would have travelled; known once it is made
+
 
 @dataclass(frozen=True)
 class CutGrad:
     """dL_j/dA_j of one step; the loss stays with the server's records."""
 
     address: Address
-    grad: Tensor
+    grad: Tensor | None  # None: it has flowed on into the client's half already
     loss: Tensor
     square: float | None = None  # ||h||^2 of the server's half, for a joint norm
+    flowed: int = 0  # the bytes of a gradient that has
 
     @property
     def nbytes(self) -> int:
-        return self.grad.nbytes + (0 if self.square is None else SCALAR)
+        return (self.flowed if self.grad is None else self.grad.nbytes) + (0 if self.square is None else SCALAR)
 
 
 @dataclass(frozen=True)

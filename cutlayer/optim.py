@@ -12,7 +12,7 @@ They equal torch.optim.SGD (dampening 0), SGD(nesterov=True), Adam and AdamW.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from cutlayer.errors import expect, is_number
 
-CHUNK = 2**18
 Decay = float | Callable[[int], float]
 """The learning rate's factor per round, or a function round -> factor."""
 
@@ -120,10 +119,9 @@ class Adam:
 
     def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
         c1, c2 = (1 - b**t for b in self.betas)
-        parts = (torch.split(v, CHUNK) for v in (w, *moments))
-        for w_part, M, V in zip(*parts, strict=True):  # in parts, so that the scratch is small and used again
-            scale = V.sqrt().div_(math.sqrt(c2)).add_(self.eps)
-            w_part.addcdiv_(M, scale, value=-eta / c1)
+        M, V = moments
+        scale = V.sqrt().div_(math.sqrt(c2)).add_(self.eps)
+        w.addcdiv_(M, scale, value=-eta / c1)
 
 
 @dataclass(frozen=True)
@@ -187,14 +185,31 @@ class Memory:
             self.t[j] = 0
 
 
-def step(optimizer: Optimizer, memory: Memory, row: int, w: Tensor, g: Tensor, eta: float) -> None:
-    """One step of one row; `g` has been regularised."""
-    moments = [m[row] for m in memory.moments]
-    for moment, beta in zip(moments, optimizer.betas, strict=True):
-        moment.mul_(beta)
-    optimizer.absorb(moments, g)
-    memory.t[row] += 1
-    optimizer.apply(w, g, moments, eta, memory.t[row])
+def remember(optimizer: Optimizer, into: Sequence[Tensor], old: Sequence[Tensor], g: Tensor) -> None:
+    """into <- beta*old + fresh(g); `old` may be one vector for all rows of `g`, or be `into` itself."""
+    if type(optimizer).absorb is SGD.absorb:  # its one moment in one pass
+        torch.add(g, old[0], alpha=optimizer.betas[0], out=into[0])
+        return
+    for new, moment, beta in zip(into, old, optimizer.betas, strict=True):
+        if new is not moment:
+            new.copy_(moment)
+        new.mul_(beta)
+    optimizer.absorb(into, g)
+
+
+def step(optimizer: Optimizer, moments: Sequence[Tensor], w: Tensor, g: Tensor, eta: float, t: int) -> None:
+    """Step t, counted from 1, of a vector or of several rows at once; `g` has been regularised."""
+    remember(optimizer, moments, moments, g)
+    optimizer.apply(w, g, moments, eta, t)
+
+
+def runs(rows: Sequence[int], t: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Neighbouring rows with the same count of steps, as slices: what can step in one expression."""
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end] != rows[end - 1] + 1 or t[rows[end]] != t[rows[start]]:
+            yield slice(rows[start], rows[end - 1] + 1), t[rows[start]]
+            start = end
 
 
 def rate(optimizer: Optimizer, round: int) -> float:

@@ -43,7 +43,7 @@ SCHEMES: dict[str, Part] = {
     ),
     "sflv2": Part(SFLV2, "SplitFed V2: one server model, clients one after another", SPLITFED, {}, ONE, STEP),
     "smofi": Part(
-        SMoFi, "step-wise momentum fusion across parallel surrogates", "Yang et al., AAAI 2026", {}, "2m + 4o", STEP
+        SMoFi, "step-wise momentum fusion across parallel surrogates", "Yang et al., AAAI 2026", {}, "2m + 3o", STEP
     ),
     "mergesfl": Part(
         MergeSFL,

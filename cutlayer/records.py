@@ -11,7 +11,7 @@ from torch import Tensor
 from cutlayer.errors import Diverged
 from cutlayer.flat import Vectors, mean
 from cutlayer.kept import Kept
-from cutlayer.messages import CutGrad, Smashed
+from cutlayer.messages import Attached, CutGrad, Smashed
 from cutlayer.metrics import Series
 from cutlayer.update import State
 
@@ -85,10 +85,10 @@ class Ledger:
         self.losses: list[tuple[int, int, Tensor]] = []
         self.work: dict[int, tuple[int, int]] = {}  # of each client: steps, samples
 
-    def wave(self, smashed: Sequence[Smashed], replies: Sequence[CutGrad]) -> None:
+    def wave(self, smashed: Sequence[Smashed | Attached], replies: Sequence[CutGrad]) -> None:
         for s in smashed:
             steps, samples = self.work.get(s.address.client, (0, 0))
-            self.work[s.address.client] = steps + 1, samples + len(s.y)
+            self.work[s.address.client] = steps + 1, samples + s.samples
         self.up += sum(s.nbytes for s in smashed)
         self.down += sum(r.nbytes for r in replies)
         self.losses += [(r.address.client, r.address.step, r.loss) for r in replies]

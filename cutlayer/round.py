@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
 
+from cutlayer.backend import Backend
 from cutlayer.clock import Clock, Work, server_seconds, simulated
 from cutlayer.cohorts.seam import Cohort
 from cutlayer.devices import Device, seconds_per_sample
@@ -28,13 +28,15 @@ from cutlayer.local import Local, clips
 from cutlayer.macs import TRAINING, Shape
 from cutlayer.messages import Address, Plan, Report
 from cutlayer.metrics import Scores
-from cutlayer.optim import CHUNK, Moments, Optimizer, rate
+from cutlayer.optim import Moments, Optimizer, rate
 from cutlayer.records import Global, Round
 from cutlayer.rng import EVERYBODY, callers_randomness, rng
+from cutlayer.schemes.passes import Loss
 from cutlayer.schemes.seam import Closed, Histogram, Regulates, Scheme, Session
-from cutlayer.schemes.server import Loss, Server
+from cutlayer.schemes.server import Server
 from cutlayer.update import State, Update, buffers_of
 from cutlayer.waves import waves
+from cutlayer.workers import one_thread, parts
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Setup:
     clock: Clock
     histogram: Histogram
     shelf: Shelf
+    backend: Backend
     seed: int
 
 
@@ -152,8 +155,19 @@ class Engine:
     def _server_at(self, cut: int) -> Server:
         s = self.setup
         if self._server is None or self._server[0] != cut:
+            how = s.backend
             server = Server(
-                s.back(cut), s.server_optimizer, s.loss, s.seed, s.feed.shuffle, s.local, s.persists, s.optimizer
+                s.back(cut),
+                s.server_optimizer,
+                s.loss,
+                s.seed,
+                s.feed.shuffle,
+                s.local,
+                s.persists,
+                s.optimizer,
+                how.workers,
+                how.size,
+                how.back is None,
             )
             self._server = cut, server
         return self._server[1]
@@ -341,17 +355,6 @@ class Engine:
         return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread for each client's computation: the same bits on any number of cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _shares(weights: Sequence[float]) -> list[float]:
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -375,5 +378,5 @@ def _drift(halves: Sequence[Vectors], center: Vectors) -> float:
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    pairs = zip(torch.split(one, CHUNK), torch.split(other, CHUNK), strict=True)
-    return math.sqrt(math.fsum(float((a.double() - b.double()).square().sum()) for a, b in pairs))
+    pieces = ((one[at].double() - other[at].double()).square().sum() for at in parts(len(one)))
+    return math.sqrt(math.fsum(float(piece) for piece in pieces))

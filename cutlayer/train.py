@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cutlayer import backend as backends
 from cutlayer import inputs
 from cutlayer.clock import Clock
 from cutlayer.cohorts.local import LocalCohort
@@ -29,11 +30,12 @@ from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.records import Global, Round
-from cutlayer.round import Engine, Setup, one_thread
+from cutlayer.round import Engine, Setup
 from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Regulates
 from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
+from cutlayer.workers import one_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -147,6 +149,7 @@ def rounds(
     seed: int = 0,
     shuffle: bool = True,
     backend: str = "auto",
+    threads: int | None = None,
     device: str | torch.device = "cpu",
     target: float | None = None,
 ) -> Run:
@@ -162,7 +165,6 @@ def rounds(
     2 30
     """
     _later("labels", labels, "send", "the U-shaped split")
-    _later("backend", "loop" if backend == "auto" else backend, "loop", "the stacked backend")
     _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
     model = copy.deepcopy(model)  # the caller may do with theirs what they like, also between rounds
@@ -187,6 +189,18 @@ def rounds(
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
     with one_thread():
         shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
+        how = backends.choose(
+            backend,
+            threads,
+            model,
+            start.W,
+            (lo, hi),
+            shape,
+            inputs.example(trains, on),
+            batch_size,
+            chosen.wave_order != "one_by_one",
+            on,
+        )
     sizes = inputs.sizes_of(trains)
     if not any(feed.per_epoch(size) for size in sizes) and not isinstance(chosen, Regulates):
         raise ContractError(
@@ -197,7 +211,14 @@ def rounds(
         scheme=chosen,
         local=rule,
         update=updating,
-        cohort=LocalCohort(trains, lambda L: half(model, 0, L + 1, on)),
+        cohort=LocalCohort(
+            trains,
+            lambda L: half(model, 0, L + 1, on),
+            how.workers,
+            getattr(chosen, "flows", False),
+            how.size,
+            how.front is None,
+        ),
         sizes=sizes,
         cuts=(lo, hi),
         offsets=whole.ends,
@@ -217,6 +238,7 @@ def rounds(
         clock=clock,
         histogram=inputs.Histograms(trains, classes),
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
+        backend=how,
         seed=seed,
     )
     return Run(model, setup, start, target)

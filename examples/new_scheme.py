@@ -11,7 +11,6 @@ from typing import ClassVar
 from cutlayer.data.tasks import digits
 from cutlayer.local import FedProx
 from cutlayer.models import mlp
-from cutlayer.optim import step
 from cutlayer.parts import SCHEMES
 from cutlayer.schemes.seam import Closed
 from cutlayer.table import Part
@@ -34,10 +33,9 @@ class Session:
         self.memory, self.loss = server.memory(server.slots(len(clients))), {}
 
     def step(self, wave, smashed):
-        replies = [self.server.backward(self.rows, self.row[s.address.client], s) for s in smashed]
+        replies = self.server.backward(self.rows, self.row, smashed)
+        self.server.step(self.rows, self.memory, sorted(self.row[reply.address.client] for reply in replies))
         for reply in replies:
-            r = self.row[reply.address.client]
-            step(self.server.optimizer, self.memory, r, self.rows.w[r], self.rows.g[r], self.server.eta)
             self.loss[reply.address.client] = float(reply.loss)
         return replies
 

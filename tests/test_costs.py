@@ -23,7 +23,7 @@ def test_memory_is_what_the_list_says(name: str, optimizer: SGD | Adam) -> None:
     o = len(optimizer.betas)
     said = SCHEMES[name].memory
     for m in CLIENTS:
-        expected = {"m(2 + o)": m * (2 + o), "2 + o": 2 + o, "2m + 4o": 2 * m + 4 * o}[said]
+        expected = {"m(2 + o)": m * (2 + o), "2 + o": 2 + o, "2m + 3o": 2 * m + 3 * o}[said]
         assert measure(name, m, optimizer, batch=4, width=16).memory == pytest.approx(expected)
 
 

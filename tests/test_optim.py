@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
-from cutlayer.optim import Memory, Optimizer, rate, step
+from cutlayer.optim import Memory, Optimizer, rate
+from cutlayer.optim import step as step_vector
 
 STEPS = 20
 ETA = 0.07
@@ -31,6 +32,11 @@ PAIRS += [
     for ours, kind in ((cl.Adam, torch.optim.Adam), (cl.AdamW, torch.optim.AdamW))
     for lam in (0.0, 0.03)
 ]
+
+
+def step(optimizer: Optimizer, memory: Memory, row: int, w: Tensor, g: Tensor, eta: float) -> None:
+    memory.t[row] += 1
+    step_vector(optimizer, [m[row] for m in memory.moments], w, g, eta, memory.t[row])
 
 
 def gradient(w: Tensor, k: int) -> Tensor:

@@ -14,7 +14,6 @@ from torch import nn
 
 import cutlayer as cl
 from cutlayer.messages import CutGrad, Smashed
-from cutlayer.optim import step
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
 
@@ -42,9 +41,9 @@ class CycledRound:
         a, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
         order = torch.from_numpy(server.rng("features").permutation(len(y))) if server.shuffle else torch.arange(len(y))
         for part in order.split(self.batch):
-            server.backward(rows, 0, replace(smashed[0], a=a[part], y=y[part]))
-            step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
-        return [server.backward(rows, 0, s) for s in smashed]  # the updated server, no step
+            server.backward(rows, {smashed[0].address.client: 0}, [replace(smashed[0], a=a[part], y=y[part])])
+            server.step(rows, self.memory, [0])
+        return server.look(rows, 0, smashed)  # the updated server
 
     def close(self) -> Closed:
         return Closed(self.rows.row(0))
@@ -91,9 +90,10 @@ def served(monkeypatch: pytest.MonkeyPatch, scheme: cl.SFLV2, shuffle: bool) -> 
     seen: dict[int, list[int]] = {}
     real = Server.backward
 
-    def spy(self: Server, rows: Any, row: int, s: Smashed) -> CutGrad:
-        seen.setdefault(s.address.round, []).append(s.address.client)
-        return real(self, rows, row, s)
+    def spy(self: Server, rows: Any, row: Any, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        for s in smashed:
+            seen.setdefault(s.address.round, []).append(s.address.client)
+        return real(self, rows, row, smashed)
 
     with monkeypatch.context() as patch:
         patch.setattr(Server, "backward", spy)

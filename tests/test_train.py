@@ -63,7 +63,7 @@ def refused(match: str, **changes: Any) -> None:
         ("clients = ", {"clients": []}),
         ("unknown protocol 'cycle': did you mean 'cyclesl'", {"protocol": "cycle"}),
         ("labels = 'stay': this release does not have", {"labels": "stay"}),
-        ("backend = 'stacked': this release does not have", {"backend": "stacked"}),
+        ("unknown backend 'stackd': did you mean 'stacked'", {"backend": "stackd"}),
         ("unknown local 'fedproxy': did you mean 'fedprox'", {"local": "fedproxy"}),
         ("test = '2 of them': expected one set, or 3, one per client", {"test": [data(9), data(9)]}),
         ("keeps the server's momentum between rounds", {"cut": (0, 1), "scheme": cl.SFLV2(reset="never")}),

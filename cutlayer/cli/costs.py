@@ -16,7 +16,7 @@ from cutlayer.cli.progress import console
 from cutlayer.errors import StoreError, expect, unknown
 from cutlayer.files import write_aside
 from cutlayer.parts import OPTIMIZERS, SCHEMES
-from cutlayer.round import one_thread
+from cutlayer.workers import one_thread
 
 ABOUT = """\
 Open a round of every scheme with m clients, feed it activations, and measure what it costs the server: memory in

@@ -1,27 +1,57 @@
-"""Clients in this process, one after another, on rows of one tensor."""
+"""Clients in this process, on rows of one tensor: one at a time, side by side in threads, or stacked in one graph."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from cutlayer.client import Client, Seat
-from cutlayer.data.source import Source
-from cutlayer.flat import Half, Rows
-from cutlayer.messages import CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.data.source import Source, take_together
+from cutlayer.descend import descend
+from cutlayer.flat import Half, Rows, Views, differentiate
+from cutlayer.local import clips
+from cutlayer.messages import Attached, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
+from cutlayer.nested import Inputs
 from cutlayer.optim import Memory
+from cutlayer.stack import Stack, Stacks, stacked, together
 from cutlayer.waves import Wave
+from cutlayer.workers import Workers
+
+
+@dataclass
+class Pending:
+    """Clients that stepped forward in one graph, and still wait for their gradients."""
+
+    clients: Sequence[Client]
+    a: Tensor
+    front: Views
+    stack: Stack | None
 
 
 class LocalCohort:
     """The simulator. `front(cut)` makes the client half; rows are allocated once per cut and cohort size.
 
-    A client exists for the round it takes part in; `sources[j]` is what client j holds.
+    A client exists for the round it takes part in; `sources[j]` is what client j holds. `attached`: one backward pass
+    goes through both halves (for schemes that give every client its own gradient). `size`: at most so many fronts are
+    computed in one graph; `stacks`: whether torch.func.vmap can do that for this front.
     """
 
-    def __init__(self, sources: Sequence[Source], front: Callable[[int], Half]) -> None:
-        self.sources = sources
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        front: Callable[[int], Half],
+        workers: Workers | None = None,
+        attached: bool = False,
+        size: int = 1,
+        stacks: bool = True,
+    ) -> None:
+        self.sources, self.front, self.workers = sources, front, workers or Workers()
+        self.attached, self.size, self.stacks = attached, size, stacks
         self.clients: dict[int, Client] = {}
-        self.front = front
         self._cut: int | None = None
         self._rows: Rows | None = None
         self._memory: Memory | None = None
@@ -31,18 +61,96 @@ class LocalCohort:
         if self._rows is None or self._memory is None or cut != self._cut or n > len(self._rows):
             self._rows = Rows(self.front(cut), n)
             self._memory = Memory(plans[0].optimizer, self._rows.w)
-            self._cut = cut
+            self._cut, self._stacks = cut, Stacks(self._rows)
+        self._pending: list[Pending] = []
         for index, plan in enumerate(plans):
             j = plan.address.client
             self.clients[j] = Client(j, self.sources[j])
             self.clients[j].open(plan, Seat(self._rows, self._memory, index))
 
-    def gather(self, wave: Wave) -> list[Smashed]:
-        return [self.clients[j].forward() for j in wave.clients]
+    def gather(self, wave: Wave) -> list[Smashed | Attached]:
+        clients = [self.clients[j] for j in wave.clients]
+        if self.attached:
+            return [Attached(client.here(), self, len(client.next())) for client in clients]
+        seats, samples = [c.seat.index for c in clients], [len(c.next()) for c in clients]
+        groups = [[clients[i] for i in group] for group in together(seats, samples, self.size)]
+        return list(itertools.chain.from_iterable(self.workers.map(self._forward, groups)))
+
+    def _forward(self, clients: Sequence[Client]) -> list[Smashed]:
+        if len(clients) == 1:
+            return [clients[0].forward()]
+        a, y, _ = self.live([client.id for client in clients])
+        parts = zip(clients, a.detach().unbind(), y.unbind(), strict=True)
+        return [Smashed(client.here(), a_j, y_j) for client, a_j, y_j in parts]
+
+    def live(self, clients: Sequence[int]) -> Live:
+        """Clients forward, with the graph attached; several of them in one."""
+        some = [self.clients[j] for j in clients]
+        if len(some) == 1:
+            return some[0].live()
+        live, stack = self._stacked(some) if self.stacks else (_side_by_side(some), None)
+        self._pending.append(Pending(some, live.a, live.front, stack))
+        return live
+
+    def _stacked(self, clients: Sequence[Client]) -> tuple[Live, Stack]:
+        x, y = self._batches(clients)
+        stack = self._stacks.of([client.seat.index for client in clients])
+        with torch.enable_grad():
+            a = stack.forward(x)
+            if clients[0].plan.noise:
+                a = torch.stack([client.noisy(a_j) for client, a_j in zip(clients, a.unbind(), strict=True)])
+        return Live(a, y, stack.views), stack
+
+    def _batches(self, clients: Sequence[Client]) -> tuple[Inputs, Tensor]:
+        """The samples of their next steps, [n, batch, ...]: in one reading where they lie in one data set."""
+        device = clients[0].seat.rows.half.device
+        found = take_together([client.source for client in clients], [client.next() for client in clients], device)
+        if found is not None:
+            for client in clients:
+                client.begin()
+            return found
+        each = [client.batch() for client in clients]
+        return stacked([x for x, _ in each]), torch.stack([y for _, y in each])
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
-        answers = [self.clients[reply.address.client].backward(reply) for reply in replies]
+        heard = {reply.address.client: reply for reply in replies}
+        pending, self._pending = self._pending, []
+        for group in pending:
+            self._backward(group, heard)
+        clients = [self.clients[reply.address.client] for reply in replies]
+        if pending and self._alike(clients, replies):
+            for client, reply in zip(clients, replies, strict=True):
+                client.receive(reply)
+            seats = sorted(client.seat.index for client in clients)
+            plan, seat = clients[0].plan, clients[0].seat
+            rows, memory = seat.rows, seat.memory
+            descend(self.workers, plan.local, plan.optimizer, rows, memory, seats, clients[0].w0, plan.eta)
+            for client in clients:
+                client.stepped()
+            return []
+        answers = self.workers.map(lambda reply: self.clients[reply.address.client].backward(reply), replies)
         return [answer for answer in answers if answer is not None]
+
+    def _backward(self, group: Pending, heard: dict[int, CutGrad]) -> None:
+        """Gradients into the rows of a group, unless they have flowed there already."""
+        grads = [heard[client.id].grad if client.id in heard else None for client in group.clients]
+        if any(grad is not None for grad in grads):
+            rows = zip(grads, group.a.detach().unbind(), strict=True)
+            grad = torch.stack([torch.zeros_like(a) if grad is None else grad for grad, a in rows])
+            differentiate(group.a, [group.front], grad)
+        if group.stack is not None:
+            group.stack.settle()
+
+    def _alike(self, clients: Sequence[Client], replies: Sequence[CutGrad]) -> bool:
+        """Whether these clients all take the same kind of step, so that one expression can take it for them."""
+        first = clients[0]
+        return all(
+            client.asked(reply)
+            and client.plan.eta == first.plan.eta
+            and not clips(client.plan.local)
+            and (client.plan.local is None or client.plan.start is first.plan.start is not None)
+            for client, reply in zip(clients, replies, strict=True)
+        )
 
     def momenta(self, clients: Sequence[int]) -> list[Momentum]:
         return [self.clients[j].momentum() for j in clients]
@@ -55,3 +163,13 @@ class LocalCohort:
         reports = [self.clients[j].close() for j in clients]
         self.clients = {}
         return reports
+
+
+def _side_by_side(clients: Sequence[Client]) -> Live:
+    """Several clients, one after another, their outputs stacked: for a front that vmap cannot do."""
+    each = [client.live() for client in clients]
+    with torch.enable_grad():
+        a = torch.stack([live.a for live in each])
+    fronts = zip(*(live.front for live in each), strict=True)
+    w, b, i, g = ([tensor for one in kind for tensor in one] for kind in fronts)
+    return Live(a, torch.stack([live.y for live in each]), Views(w, b, i, g))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cutlayer.messages import CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.waves import Wave
 
 
@@ -15,7 +15,7 @@ class Cohort(Protocol):
     def open(self, plans: Sequence[Plan]) -> None:
         """Begin a round with these clients, or (where the front is relayed) one client's turn in it."""
 
-    def gather(self, wave: Wave) -> Sequence[Smashed]:
+    def gather(self, wave: Wave) -> Sequence[Smashed | Attached]:
         """One step forward of each client of the wave."""
 
     def scatter(self, replies: Sequence[CutGrad]) -> Sequence[Square]:

@@ -52,7 +52,7 @@ class Tensors:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         index = torch.from_numpy(rows)
-        return each(self.x, lambda t: t[index].to(device)), self.y[index].to(device)
+        return each(self.x, lambda t: onto(device, t[index])), onto(device, self.y[index])
 
 
 class Items:
@@ -82,7 +82,7 @@ class Items:
         y = _labels(labels, self.dtype)
         if self.classes is not None:
             check_labels(y, self.classes, self.name)
-        return each(x, lambda t: (t.to(self.dtype) if t.is_floating_point() else t).to(device)), y.to(device)
+        return each(x, lambda t: onto(device, t.to(self.dtype) if t.is_floating_point() else t)), onto(device, y)
 
 
 class View:
@@ -101,7 +101,7 @@ class View:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Tensor, Tensor]:
         where = self.index[rows]
-        x, y = (torch.from_numpy(np.asarray(column[where])).to(device) for column in (self.rows.x, self.rows.y))
+        x, y = (onto(device, torch.from_numpy(np.asarray(column[where]))) for column in (self.rows.x, self.rows.y))
         return self.transform(x, self.dtype, draw), y
 
 
@@ -141,6 +141,31 @@ class Population(Lazy[View]):
 
     def at(self, j: int) -> View:
         return View(self.rows, self.parts[j], self.transform, self.dtype, f"{self.name}[{j}]")
+
+
+def take_together(
+    sources: Sequence[Source], rows: Sequence[Indices], device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """(x, y) of equally many rows of each source, [n, rows, ...], read at once; None where they do not lie together."""
+    first = sources[0]
+    if not isinstance(first, View) or first.transform.random:
+        return None
+    where = []
+    for one, some in zip(sources, rows, strict=True):
+        if not isinstance(one, View) or one.rows is not first.rows or one.transform is not first.transform:
+            return None
+        where.append(one.index[some])
+    everything = View(first.rows, np.concatenate(where), first.transform, first.dtype)
+    x, y = everything.take(np.arange(len(everything)), device)
+    shape = len(sources), len(rows[0])
+    return x.view(*shape, *x.shape[1:]), y.view(shape)
+
+
+def onto(device: torch.device, tensor: Tensor) -> Tensor:
+    """The tensor on a device; a copy to a GPU does not wait."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def source(given: Any, dtype: torch.dtype, name: str) -> Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ Draw = Callable[[], np.random.Generator]
 
 class Transform(Protocol):
     """Stored rows to inputs."""
+
+    @property
+    def random(self) -> bool:
+        """Whether training changes rows at random."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
         """`draw`: for what is random in training; None: nothing is."""
@@ -32,8 +36,12 @@ class Pixels:
     pad: int = 0
     flip: bool = False
 
+    @property
+    def random(self) -> bool:
+        return self.pad > 0 or self.flip
+
     def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
-        if draw is not None and (self.pad or self.flip):
+        if draw is not None and self.random:
             x = _moved(x, self.pad, self.flip, draw())
         x = x.to(dtype) / 255
         if self.mean == (0.0,) and self.std == (1.0,):
@@ -46,6 +54,8 @@ class Pixels:
 class Codes:
     """Character codes to the integers an embedding takes."""
 
+    random: ClassVar[bool] = False
+
     def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
         return x.to(torch.int64)
 
@@ -56,6 +66,7 @@ class Features:
 
     mean: float = 0.0
     std: float = 1.0
+    random: ClassVar[bool] = False
 
     def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
         x = x.to(dtype)

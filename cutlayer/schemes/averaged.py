@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from cutlayer.errors import expect, is_number
 from cutlayer.messages import CutGrad, Smashed
@@ -38,13 +39,18 @@ def averaged(replies: Sequence[CutGrad], active: set[int], samples: Mapping[int,
     if not theirs:
         return list(replies)
     w = [samples[reply.address.client] for reply in theirs]
-    total = sum(w_i * len(reply.grad) for w_i, reply in zip(w, theirs, strict=True))
-    weighted = [w_i * reply.grad.sum(dim=0) for w_i, reply in zip(w, theirs, strict=True)]
-    g_bar = torch.stack(weighted).sum(dim=0) / total
+    G = [_own(reply) for reply in theirs]
+    total = sum(w_i * len(G_i) for w_i, G_i in zip(w, G, strict=True))
+    g_bar = torch.stack([w_i * G_i.sum(dim=0) for w_i, G_i in zip(w, G, strict=True)]).sum(dim=0) / total
     return [
-        replace(reply, grad=g_bar.expand_as(reply.grad)) if reply.address.client in active else reply
+        replace(reply, grad=g_bar.expand_as(_own(reply))) if reply.address.client in active else reply
         for reply in replies
     ]
+
+
+def _own(reply: CutGrad) -> Tensor:
+    assert reply.grad is not None, "a scheme that changes gradients at the cut does not let them flow on by themselves"
+    return reply.grad
 
 
 def check_share(share: float) -> None:

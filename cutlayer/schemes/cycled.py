@@ -18,7 +18,6 @@ from torch import Tensor
 
 from cutlayer.errors import expect, is_whole
 from cutlayer.messages import Address, CutGrad, Smashed
-from cutlayer.optim import step
 from cutlayer.rng import EVERYBODY
 from cutlayer.schemes.averaged import Averaged, check_share
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
@@ -128,7 +127,7 @@ class Cycled:
                 where = Address(server.round, EVERYBODY, self.taken)  # of what the forward draws, if it does
                 self.taken += 1
                 server.gradient(rows, 0, where, f[part], y[part], weight)
-                step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
+                server.step(rows, self.memory, [0])
 
     def _batches(self, n: int, epoch: int) -> Sequence[Tensor]:
         order = torch.arange(n)
@@ -140,13 +139,13 @@ class Cycled:
         """ServerGrad(B_i, freeze=true): each client's own batch through the updated server, Eq. 4."""
         rows = self.rows
         if self.frozen_bn == "train":
-            return [self.server.look(rows, 0, s) for s in smashed]
+            return self.server.look(rows, 0, smashed)
         b, i = rows.b[0].clone(), rows.i[0].clone()
         rows.half.train(self.frozen_bn != "eval")
         try:
             replies = []
             for s in smashed:
-                replies.append(self.server.look(rows, 0, s))
+                replies += self.server.look(rows, 0, [s])
                 rows.b[0], rows.i[0] = b, i
             return replies
         finally:

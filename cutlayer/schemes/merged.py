@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from cutlayer.errors import expect
 from cutlayer.messages import Address, CutGrad, Smashed
-from cutlayer.optim import step
 from cutlayer.rng import EVERYBODY
 from cutlayer.schemes.seam import Carry, Closed, Histogram, Kept, Server
 from cutlayer.waves import Order, Wave
@@ -94,7 +93,7 @@ class Merged:
         d = [len(s.y) for s in smashed]
         a, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
         grad, loss = server.gradient(rows, 0, where, a, y)  # mean loss over the merged batch, pre-update weights
-        step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
+        server.step(rows, self.memory, [0])
         self.k += 1
         slices = zip(smashed, torch.split(grad, d), d, strict=True)
         return [CutGrad(s.address, part * (sum(d) / d_j), loss) for s, part, d_j in slices]

@@ -6,6 +6,8 @@ It does not know where clients live, samples nothing, logs nothing. What it comp
 
 A scheme may say more of itself, and is asked for it only where it does:
 
+    flows            True: clients get their own gradients as `Server.backward` gives them, so that in one process they
+                     may flow straight on into the clients' halves (the step's messages are then made when wanted)
     pairs            True: every server gradient belongs to one client (FedNAR's joint norm needs that)
     shares_memory    True: each client has a server optimizer to the end of the round, so its memory can be averaged
     persists         True: the server's optimizer memory lives on, whatever the protocol

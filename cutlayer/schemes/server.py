@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from cutlayer.descend import descend
 from cutlayer.flat import Half, Rows, Vectors
 from cutlayer.local import Local, clip, clips, joint, regularise, squared
 from cutlayer.messages import Address, CutGrad, Smashed
 from cutlayer.optim import Memory, Moments, Optimizer
-from cutlayer.rng import EVERYBODY, rng, seed_forward
+from cutlayer.rng import EVERYBODY, rng
+from cutlayer.schemes.passes import Loss, Message, Passes
+from cutlayer.workers import Workers
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 Send = Callable[[Sequence[CutGrad]], Mapping[int, float]]
 TRAINED, LOOKED = 3, 2  # forwards that a sample costs: forward 1, backward 2 (1 where only the input's is wanted)
 
@@ -32,8 +34,13 @@ class Server:
         local: Local | None = None,
         persists: bool = False,
         client_optimizer: Optimizer | None = None,
+        workers: Workers | None = None,
+        size: int = 1,
+        stacks: bool = True,
     ) -> None:
-        self.half, self.optimizer, self.loss, self.seed, self.shuffle = half, optimizer, loss, seed, shuffle
+        self.half, self.optimizer, self.seed, self.shuffle = half, optimizer, seed, shuffle
+        self.workers = workers or Workers()
+        self.passes = Passes(half, loss, seed, self.workers, size, stacks)
         self.local, self.persists, self.client_optimizer = local, persists, client_optimizer or optimizer
         self._rows: Rows | None = None
         self._memory: Memory | None = None
@@ -90,35 +97,52 @@ class Server:
         """Owners by place: the first client of a round, the second, ..."""
         return [f"slot/{i}" for i in range(n)]
 
-    def backward(self, rows: Rows, row: int, s: Smashed) -> CutGrad:
-        """Server forward and backward on one client's batch: g_j into rows.g, dL/dA_j out, with the current W_s,j."""
-        grad, loss = self.gradient(rows, row, s.address, s.a, s.y)
+    def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
+        """Server forward and backward on every client's batch, each with the current W_s,j in its own row: g_j into
+        rows.g, dL/dA_j out (None where it has flowed on into the client's half already)."""
+        replies = self.passes.backward(rows, row, smashed)
+        self.work += TRAINED * sum(s.samples for s in smashed)
+        self.steps += len(smashed) * clips(self.local)
+        which = [row[s.address.client] for s in smashed]
+        if clips(self.local):
+            self.clipped += sum(self.workers.map(lambda r: self._regularise(rows, r), which))
         if not joint(self.local):
-            return CutGrad(s.address, grad, loss)
-        self._pending[s.address.client] = rows.g[row]
-        return CutGrad(s.address, grad, loss, squared(rows.g[row]))
+            return replies
+        self._pending |= {s.address.client: rows.g[r] for s, r in zip(smashed, which, strict=True)}
+        pairs = zip(replies, which, strict=True)
+        return [replace(reply, square=squared(rows.g[r])) for reply, r in pairs]
 
     def gradient(
         self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """h into rows.g[row]; the gradient at the cut and the loss out. `weight`: of each sample; None: all alike."""
-        leaf, loss = self._forward(rows, row, where, a, y, weight)
-        rows.backward(row, loss)
+        """g of one batch into rows.g[row]; the gradient at the cut and the loss out. `weight`: of each sample."""
+        grad, loss = self.passes.gradient(rows, row, where, a, y, weight)
         self.work += TRAINED * len(y)
-        h = rows.g[row]
-        regularise(self.local, self.optimizer, h, rows.w[row], self.start.w)
-        if self.local is not None and clips(self.local):
-            self.steps += 1
-            if not joint(self.local):
-                self.clipped += clip(self.local, h, squared(h))
-        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, loss.detach()
+        self.steps += clips(self.local)
+        self.clipped += self._regularise(rows, row)
+        return grad, loss
 
-    def look(self, rows: Rows, row: int, s: Smashed) -> CutGrad:
-        """The gradient at the cut alone: the server's weights are frozen."""
-        leaf, loss = self._forward(rows, row, s.address, s.a, s.y)
-        (grad,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-        self.work += LOOKED * len(s.y)
-        return CutGrad(s.address, torch.zeros_like(leaf) if grad is None else grad, loss.detach())
+    def _regularise(self, rows: Rows, row: int) -> bool:
+        """Where the local rule clips: g <- c*h, or h alone where c needs the client's half of the norm too."""
+        rule, h = self.local, rows.g[row]
+        if rule is None or not clips(rule):
+            return False  # `step` regularises on its way
+        regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
+        return not joint(rule) and clip(rule, h, squared(h))
+
+    def regularise(self, g: Tensor, w: Tensor, at: slice) -> None:
+        """g <- h for one part of some rows; nothing where it has been done."""
+        if not clips(self.local):
+            regularise(self.local, self.optimizer, g, w, self.start.w[at])
+
+    def step(self, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
+        """The optimizer's step of these rows, each with its gradient, weight decay and local rule included."""
+        descend(self.workers, self.local, self.optimizer, rows, memory, which, self.start.w, self.eta)
+
+    def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        """The gradients at the cut alone: the server's weights are frozen."""
+        self.work += LOOKED * sum(s.samples for s in smashed)
+        return self.passes.look(rows, row, smashed)
 
     def agreed(self, replies: Sequence[CutGrad]) -> list[CutGrad]:
         """The replies whose step the server may now take: all of them, unless the local rule needs the clients' part
@@ -153,21 +177,3 @@ class Server:
     def rng(self, use: str) -> np.random.Generator:
         """Randomness of this round for a scheme that needs some."""
         return rng(self.seed, self.round, EVERYBODY, use)
-
-    def _forward(
-        self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        seed_forward(self.seed, where.round, where.client, where.step, "server")
-        with torch.enable_grad():
-            leaf = a.detach().to(self.half.device).requires_grad_()
-            out = rows.forward(row, leaf.clone())  # a clone: the first block may work in place
-            loss = self.loss(out, y) if weight is None else self._weighted(out, y, weight)
-        return leaf, loss
-
-    def _weighted(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """sum_s w_s*loss_s / sum_s w_s, from a loss that is a mean: samples of equal weight at a time."""
-        parts = []
-        for w in torch.unique(weight):
-            here = weight == w
-            parts.append((w * here.sum()) * self.loss(out[here], y[here]))
-        return torch.stack(parts).sum() / weight.sum()

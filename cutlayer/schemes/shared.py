@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 from cutlayer.errors import expect
 from cutlayer.messages import CutGrad, Smashed
-from cutlayer.optim import step
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
 
@@ -33,6 +32,7 @@ class SFLV2:
     reset: Reset = "auto"
     carry: ClassVar[Carry] = "sync"
     pairs: ClassVar[bool] = True
+    flows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         resets = ("auto", "step", "client", "round", "never")
@@ -59,6 +59,7 @@ class SSL:
     wave_order: ClassVar[Order] = "one_by_one"
     carry: ClassVar[Carry] = "relay"
     pairs: ClassVar[bool] = True
+    flows: ClassVar[bool] = True
 
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Shared:
         return Shared(server, clients, "never" if server.persists else "round")
@@ -76,14 +77,14 @@ class Shared:
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
-        replies = []
+        replies: list[CutGrad] = []
         for s in sorted(smashed, key=lambda s: self.rank[s.address.client]):
             if self.reset == "step" or (self.reset == "client" and s.address.client != self.previous):
                 self.memory.reset(0)
             self.previous = s.address.client
-            replies.append(server.backward(rows, 0, s))
+            replies += server.backward(rows, {s.address.client: 0}, [s])
             if server.agreed(replies[-1:]):
-                step(server.optimizer, self.memory, 0, rows.w[0], rows.g[0], server.eta)
+                server.step(rows, self.memory, [0])
         return replies
 
     def close(self) -> Closed:

@@ -24,7 +24,7 @@ from cutlayer.errors import expect
 from cutlayer.fusion import Fusion, Staleness
 from cutlayer.local import joint
 from cutlayer.messages import CutGrad, Momentum, Smashed
-from cutlayer.optim import Moments
+from cutlayer.optim import Moments, remember, runs
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
 
@@ -47,6 +47,7 @@ class SMoFi:
     wave_order: ClassVar[Order] = "together"
     carry: ClassVar[Carry] = "sync"
     pairs: ClassVar[bool] = True
+    flows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.staleness()
@@ -69,7 +70,6 @@ class Fused:
         self.memory = server.memory(["fused"])  # line 1: m_bar <- 0, unless the protocol carries it on
         self.m_bar = [m[0].clone() for m in self.memory.moments]
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion
-        self.m_j = [torch.zeros_like(m) for m in self.m_bar]  # scratch
         self.t = self.memory.t[0]  # steps before this round
         self.clients = Fusion(staleness, server.client_optimizer)
         self.history: dict[int, list[Tensor]] = {}  # line 1: H <- {}
@@ -77,34 +77,41 @@ class Fused:
         self.k = 0
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        server, rows, optimizer = self.server, self.rows, self.server.optimizer
+        server, rows = self.server, self.rows
         if not smashed:
             return []
         active = [s.address.client for s in smashed]
         asks = joint(server.local)  # then a step may be called off, and the gradient before it is wanted back
         last = {j: rows.g[self.row[j]].clone() for j in active if j in self.last} if asks else {}
-        replies = [server.backward(rows, self.row[s.address.client], s) for s in smashed]  # lines 6, 7 and 10
+        replies = server.backward(rows, self.row, smashed)  # lines 6, 7 and 10
         A = [reply.address.client for reply in server.agreed(replies)]
         for j in last.keys() - set(A):
             rows.g[self.row[j]] = last[j]
         if not A:
             return replies
         self._record(A)
-        # The next m_bar grows in the buffer of the one before: first beta*|A|*m_bar, then each fresh gradient.
-        total = self.before
-        for new, old, beta in zip(total, self.m_bar, optimizer.betas, strict=True):
-            torch.mul(old, beta * len(A), out=new)
-        for j in A:  # line 4
-            w_j, g_j = rows.w[self.row[j]], rows.g[self.row[j]]
-            for m, old, beta in zip(self.m_j, self.m_bar, optimizer.betas, strict=True):
-                torch.mul(old, beta, out=m)
-            optimizer.absorb(self.m_j, g_j)  # line 8, Eq. 4
-            optimizer.apply(w_j, g_j, self.m_j, server.eta, self.t + self.k + 1)  # line 9, Eq. 3
-            optimizer.absorb(total, g_j)
-            self.last[j] = self.k
-        self._fuse(total, len(A))  # line 15
+        self.last |= dict.fromkeys(A, self.k)
+        active = sorted(self.row[j] for j in A)
+        server.workers.sweep(len(self.m_bar[0]), lambda at: self._update(active, at), len(active))
+        self._fuse(self.before, len(A))  # line 15
         self.k += 1
         return replies
+
+    def _update(self, active: Sequence[int], at: slice) -> None:
+        """One part of the vectors: every active Ws_j steps (line 4), and its fresh gradient goes into the next m_bar,
+        which grows in the buffer of the one before: beta*|A|*m_bar, then the gradients in their order."""
+        rows, optimizer = self.rows, self.server.optimizer
+        m_bar, total = [m[at] for m in self.m_bar], [m[at] for m in self.before]
+        for new, old, beta in zip(total, m_bar, optimizer.betas, strict=True):
+            torch.mul(old, beta * len(active), out=new)
+        for some, _ in runs(active, [0] * len(rows)):
+            w, g = rows.w[some, at], rows.g[some, at]
+            self.server.regularise(g, w, at)
+            m_j = [torch.empty_like(g) for _ in m_bar]
+            remember(optimizer, m_j, m_bar, g)  # line 8, Eq. 4
+            optimizer.apply(w, g, m_j, self.server.eta, self.t + self.k + 1)  # line 9, Eq. 3
+            for g_j in g.unbind():
+                optimizer.absorb(total, g_j)
 
     def fuse(self, momenta: Sequence[Momentum]) -> list[Momentum]:
         m_bar = self.clients({momentum.address.client: momentum.m for momentum in momenta})

@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 from cutlayer.errors import expect
 from cutlayer.flat import mean
 from cutlayer.messages import CutGrad, Smashed
-from cutlayer.optim import step
 from cutlayer.schemes.averaged import Averaged, check_share
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
@@ -37,6 +36,7 @@ class SFLV1:
     memory: Owner = "slot"
     carry: ClassVar[Carry] = "sync"
     pairs: ClassVar[bool] = True
+    flows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expect(self.every in ("step", "epoch", "round"), "every", self.every, "'step', 'epoch' or 'round'")
@@ -62,6 +62,7 @@ class PSL:
     wave_order: ClassVar[Order] = "together"
     carry: ClassVar[Carry] = "keep"
     pairs: ClassVar[bool] = True
+    flows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_memory(self.memory)
@@ -107,11 +108,10 @@ class Surrogates:
         if self.every == "epoch" and wave.epoch > self.epoch:  # the barrier between epochs
             self._average([j for j in self.row if j not in self.lost])
             self.epoch = wave.epoch
-        replies = [server.backward(rows, self.row[s.address.client], s) for s in smashed]
+        replies = server.backward(rows, self.row, smashed)
         arrived = [reply.address.client for reply in server.agreed(replies)]
         self.lost |= set(wave.clients) - set(arrived)
-        for r in (self.row[j] for j in arrived):
-            step(server.optimizer, self.memory, r, rows.w[r], rows.g[r], server.eta)
+        server.step(rows, self.memory, sorted(self.row[j] for j in arrived))
         if self.every == "step":
             self._average(arrived)  # over the clients active at this step
         return replies

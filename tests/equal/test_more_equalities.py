@@ -190,7 +190,7 @@ def listening(batchnorm: bool) -> nn.Sequential:
 def cut_gradients(scheme: Any, model: nn.Sequential, clients: list[Batch], **more: Any) -> list[Tensor]:
     """What comes down in the first step of a run, in client order."""
     Listen.heard.clear()
-    train(scheme, model=model, clients=clients, cut=0, rounds=1, local_steps=1, **more)
+    train(scheme, model=model, clients=clients, cut=0, rounds=1, local_steps=1, backend="loop", **more)
     assert len(Listen.heard) == len(clients)
     return list(Listen.heard)
 

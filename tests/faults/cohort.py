@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from cutlayer.cohorts.seam import Cohort
-from cutlayer.messages import CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
 from cutlayer.waves import Wave
 
 REPORT = -1  # the step of a Report's address
 What = Literal["step", "square", "momentum"]
-WHAT: dict[type, What] = {Smashed: "step", Report: "step", Square: "square", Momentum: "momentum"}
+WHAT: dict[type, What] = {Smashed: "step", Attached: "step", Report: "step", Square: "square", Momentum: "momentum"}
 Item = TypeVar("Item")
 Message = TypeVar("Message", Smashed, Report, Square, Momentum)
 

@@ -1,0 +1,80 @@
+"""Threads that each compute with one torch thread: clients side by side, and long vectors in parts.
+
+Whatever the number of threads, the same operations run on the same data, and sums over clients run in their order:
+the bits do not depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+PART = 2**18
+"""Numbers of a long vector that are worked on at a time: few enough for the cache, enough to be worth a call."""
+
+
+class Workers:
+    """`n` threads, or with 1 just the caller's."""
+
+    def __init__(self, n: int = 1) -> None:
+        self.n = n
+        self._pool: ThreadPoolExecutor | None = None
+
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`work` on every item, the results in the order of the items. Gradients are off, as in the caller."""
+        items = list(items)
+        n = min(self.n, len(items))
+        if n < 2:
+            return [work(item) for item in items]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.n, "cutlayer")
+        done: dict[int, R] = {}
+        failed: dict[int, BaseException] = {}
+        places = itertools.count()
+
+        def drain() -> None:
+            with torch.no_grad():
+                while (at := next(places)) < len(items) and not failed:
+                    try:
+                        done[at] = work(items[at])
+                    except BaseException as error:  # noqa: BLE001: it is raised again in the caller's thread
+                        failed[at] = error
+
+        for waiting in [self._pool.submit(drain) for _ in range(n)]:
+            waiting.result()
+        if failed:
+            raise failed[min(failed)]
+        return [done[at] for at in range(len(items))]
+
+    def sweep(self, length: int, visit: Callable[[slice], None], rows: int = 1) -> None:
+        """`visit` every part of a vector of this length; `rows`: how many vectors it works on at once."""
+        self.map(visit, parts(length, rows))
+
+
+def parts(length: int, rows: int = 1) -> Iterator[slice]:
+    """A vector in parts of at most PART numbers, over all `rows` that are worked on together."""
+    size = max(PART // max(rows, 1), PART // 32)
+    yield from (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread for each computation: the same bits on any number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def blocks(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """The items in consecutive groups of `size`."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
