@@ -51,7 +51,7 @@ class Backend:
 
 def choose(
     asked: str,
-    threads: int | None,
+    threads: int,
     model: nn.Module,
     W: Vectors,
     cuts: tuple[int, int],
@@ -64,8 +64,8 @@ def choose(
     """The backend for a model and its batches; `together`: whether the scheme's clients step side by side."""
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
-    expect(threads is None or (is_whole(threads) and threads >= 1), "threads", threads, "a whole number, at least 1")
-    n = 1 if device.type == "cuda" else threads or cores()
+    expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
+    n = 1 if device.type == "cuda" else threads
     why = "as asked"
     small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
     if asked == "auto" and not (together and (small or device.type == "cuda")):

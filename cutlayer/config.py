@@ -107,7 +107,12 @@ class Config(BaseModel):
     train_rows: int | None = Field(None, description="use this many of the training rows, drawn at random")
     data_dir: str | None = Field(None, description="folder of data sets (default: the variable CUTLAYER_DATA)")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
-    backend: Literal["loop"] = Field("loop", description="how clients are simulated: loop, one after another")
+    backend: Literal["auto", "loop", "stacked"] = Field(
+        "auto",
+        description="how clients are computed: loop, each by itself; stacked, those of a step in one graph (small "
+        "models); auto: by a fixed rule on the model",
+    )
+    threads: int | None = Field(None, description="clients computed side by side (default: one per core)")
     device: str = Field("cpu", description="torch device")
 
     @field_validator("task", "devices")

@@ -76,6 +76,8 @@ def assemble(config: Config, warm: bool = True) -> Run:
         kept_memory=config.kept_memory,
         evaluate_every=config.evaluate_every,
         seed=config.seed,
+        backend=config.backend,
+        threads=config.threads,
         device=config.device,
         target=config.target,
     )
@@ -93,6 +95,7 @@ class Experiment:
         if config.init and overwrite and out.resolve() in Path(config.init).resolve().parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = assemble(config)
+        config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
         store.claim(out, "config.toml", text.dump(config), overwrite)
         write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
         lock = store.Lock(out)

@@ -22,7 +22,7 @@ from cutlayer.errors import Diverged, RoundAbandoned
 from cutlayer.evaluate import Evaluator
 from cutlayer.exchange import Exchange
 from cutlayer.feed import Feed
-from cutlayer.flat import Half, Vectors, mean
+from cutlayer.flat import Half, Vectors, center, mean
 from cutlayer.kept import Parcel, Shelf
 from cutlayer.local import Local, clips
 from cutlayer.macs import TRAINING, Shape
@@ -36,7 +36,7 @@ from cutlayer.schemes.seam import Closed, Histogram, Regulates, Scheme, Session
 from cutlayer.schemes.server import Server
 from cutlayer.update import State, Update, buffers_of
 from cutlayer.waves import waves
-from cutlayer.workers import one_thread, parts
+from cutlayer.workers import one_thread
 
 
 @dataclass(frozen=True)
@@ -228,9 +228,9 @@ class Engine:
         fronts = [report.end for report in reports]
         one = isinstance(closed.halves, Vectors)
         backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
-        W_bar_s = backs[0] if one else mean(backs, p)
-        W_bar_c = fronts[-1] if carry == "relay" else mean(fronts, p_c)
-        drift = 0.0 if carry == "relay" else _drift(fronts, W_bar_c), _drift(backs, W_bar_s)
+        workers = s.backend.workers
+        W_bar_s, drift_s = (backs[0], 0.0) if one else center(backs, p, workers)
+        W_bar_c, drift_c = (fronts[-1], 0.0) if carry == "relay" else center(fronts, p_c, workers)
         W_c, W_s = state.W.split(s.offsets[cut])
         momentum = dict(state.update)
         eta_c, eta_s = rate(s.optimizer, n), rate(s.server_optimizer, n)
@@ -245,7 +245,7 @@ class Engine:
         turns = {**state.turns, **{j: state.turns.get(j, 0) + 1 for j in clients}}
         before = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
         kept = {**before, **self._parcels(n, closed, reports, server, p)}
-        return Global(n, W, momentum, kept, turns), drift
+        return Global(n, W, momentum, kept, turns), (drift_c, drift_s)
 
     def _parcels(
         self, n: int, closed: Closed, reports: Sequence[Report], server: Server, p: Sequence[float]
@@ -368,15 +368,5 @@ def _by_half(like: Tensor, at: int, eta_c: float, eta_s: float) -> Tensor:
 
 
 def _finite(halves: Sequence[Vectors]) -> bool:
-    return all(bool(torch.isfinite(half.w).all()) for half in halves)
-
-
-def _drift(halves: Sequence[Vectors], center: Vectors) -> float:
-    if len(halves) == 1:
-        return 0.0
-    return math.fsum(_distance(half.w, center.w) for half in halves) / len(halves)
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    pieces = ((one[at].double() - other[at].double()).square().sum() for at in parts(len(one)))
-    return math.sqrt(math.fsum(float(piece) for piece in pieces))
+    """A finite sum has finite terms; another sum may have them too."""
+    return all(math.isfinite(float(half.w.sum())) or bool(torch.isfinite(half.w).all()) for half in halves)

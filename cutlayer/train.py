@@ -187,11 +187,12 @@ def rounds(
         )
     trains = inputs.sources(clients, start.W.w.dtype, "clients")
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
+    cores = backends.cores()
     with one_thread():
         shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
         how = backends.choose(
             backend,
-            threads,
+            cores if threads is None else threads,
             model,
             start.W,
             (lo, hi),
@@ -323,6 +324,8 @@ def train(*arguments: Any, **named: Any) -> Result:
     metric          a figure of your own, from all outputs and all labels of the test: Round.metric
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
     target          stop once the test accuracy is at least this
+    backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
+                    a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
     seed, shuffle, device, loss, evaluate_every
 
     >>> import torch, cutlayer as cl

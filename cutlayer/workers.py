@@ -16,7 +16,7 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-PART = 2**18
+PART = 2**19
 """Numbers of a long vector that are worked on at a time: few enough for the cache, enough to be worth a call."""
 
 

@@ -122,7 +122,8 @@ def _train(experiment: Experiment, quiet: bool) -> int:
 def _headline(experiment: Experiment) -> str:
     config, clients = experiment.config, len(experiment.run.setup.sizes)
     parts = [f"{key} {text.words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
-    return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join(parts)
+    backend = f"backend {experiment.run.setup.backend.words}"
+    return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join([*parts, backend])
 
 
 def _compare(args: argparse.Namespace) -> int:
