@@ -15,7 +15,7 @@ from cutlayer.feed import Indices
 from cutlayer.flat import Rows, Vectors, differentiate
 from cutlayer.local import clip, clips, joint, regularise, squared
 from cutlayer.messages import Address, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
-from cutlayer.nested import Inputs, each
+from cutlayer.nested import Inputs, channels_last, each
 from cutlayer.optim import Memory, Moments
 from cutlayer.rng import address, rng, seed_forward
 from cutlayer.workers import Workers
@@ -162,8 +162,3 @@ class Client:
 
 
 ALONE = Workers()
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """Images in the order of memory that convolutions compute in."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x

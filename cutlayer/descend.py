@@ -35,6 +35,6 @@ def descend(
                 regularise(rule, optimizer, g, w, w0[at])
             step(optimizer, [m[some, at] for m in memory.moments], w, g, eta, t + 1)
 
-        workers.sweep(rows.w.shape[1], visit, some.stop - some.start)
+        workers.sweep(rows.w.shape[1], visit)
     for row in which:
         memory.t[row] += 1

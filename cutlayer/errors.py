@@ -3,6 +3,7 @@
 CutlayerError
 ├── ContractError    an argument, a model, data or a message is not what was agreed (a ValueError too)
 ├── Diverged         the loss or the weights are no longer finite
+├── RankLost         another process of the run has ended, or fell silent
 ├── RoundAbandoned   no selected client finished the round; the weights are those before it
 └── StoreError       a run directory cannot be read or written
 """
@@ -27,12 +28,27 @@ class Diverged(CutlayerError):
     """Training left the finite numbers."""
 
 
+class RankLost(CutlayerError):
+    """A run over several processes has lost one."""
+
+
 class RoundAbandoned(CutlayerError):
     """A round could not be completed and changed nothing."""
 
 
 class StoreError(CutlayerError):
     """A run directory is missing, damaged or in the way."""
+
+
+def kinds() -> dict[str, type[CutlayerError]]:
+    """All of them by name."""
+    found: dict[str, type[CutlayerError]] = {}
+    todo = [CutlayerError]
+    while todo:
+        kind = todo.pop()
+        found[kind.__name__] = kind
+        todo += kind.__subclasses__()
+    return found
 
 
 def expect(truth: bool, field: str, value: object, expected: str) -> None:

@@ -9,7 +9,8 @@ A client that keeps its half is tested with it (one that never took part, with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,9 +20,13 @@ from cutlayer.cut import blocks_of
 from cutlayer.data.source import Source
 from cutlayer.flat import Half, Vectors, Views, half
 from cutlayer.metrics import Metric, Outputs, Scores, Series, score, series
+from cutlayer.nested import channels_last, each
+from cutlayer.team import ALONE, Team
+from cutlayer.workers import Workers
 
 BATCH = 512
 Front = Callable[[int], Vectors | None]
+Chain = Sequence[tuple[Half, Views]]
 
 
 class Evaluator:
@@ -36,7 +41,10 @@ class Evaluator:
         cut: int,
         per_client: bool,
         metric: Metric | None = None,
+        workers: Workers | None = None,
+        team: Team = ALONE,
     ) -> None:
+        self.workers, self.team = workers or Workers(), team
         self.tests, self.loss, self.per_client, self.metric = tests, loss, per_client, metric
         n = len(blocks_of(model))
         self.whole = half(model, 0, n, device)
@@ -48,7 +56,9 @@ class Evaluator:
     def pooled(self, W: Vectors) -> Scores:
         """The global model on every test row."""
         chain = [(self.whole, self.whole.views(W))]
-        return score([self._outputs(test, chain) for test in self.tests], self.metric)
+        batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
+        mine = self.workers.map(lambda job: self._batch(*job, chain), self.team.mine(batches))
+        return score(self._everybodys(mine), self.metric)
 
     @torch.no_grad()
     def by_client(
@@ -56,28 +66,44 @@ class Evaluator:
     ) -> Mapping[str, Series]:
         """The three series (only the first, unless `everybody`); `front(j)`: the half client j kept, if it did."""
         clients = range(len(self.tests)) if everybody else sorted(sampled)
-        found = dict(zip(clients, self._each(W, front, clients), strict=True))
+        whole = [(self.whole, self.whole.views(W))]
+        back = (self.back, self.back.views(W.split(self.front.sizes)[1]))
+
+        def one(j: int) -> Outputs:
+            own = front(j)
+            return self._outputs(self.tests[j], whole if own is None else [(self.front, self.front.views(own)), back])
+
+        outputs = self._everybodys(self.workers.map(one, self.team.mine(clients)))
+        found = dict(zip(clients, outputs, strict=True))
         groups = {"sampled": sampled, "ever": ever, "all": clients} if everybody else {"sampled": sampled}
         return {name: series([found[j] for j in sorted(group)], self.metric) for name, group in groups.items()}
 
-    def _each(self, W: Vectors, front: Front, clients: Collection[int]) -> Iterator[Outputs]:
-        whole = [(self.whole, self.whole.views(W))]
-        back = (self.back, self.back.views(W.split(self.front.sizes)[1]))
-        for j in clients:
-            own = front(j)
-            chain = whole if own is None else [(self.front, self.front.views(own)), back]
-            yield self._outputs(self.tests[j], chain)
+    def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
+        """What all ranks found, in order."""
+        if self.team.size == 1:
+            return list(mine)
+        named = {
+            f"{k}/{name}": tensor for k, part in enumerate(mine) for name, tensor in (("out", part.out), ("y", part.y))
+        }
+        losses = self.team.everyones([part.loss for part in mine])
+        return [
+            Outputs(loss, found[f"{k}/out"], found[f"{k}/y"])
+            for found, some in zip(self.team.all_tensors(named), losses, strict=True)
+            for k, loss in enumerate(some)
+        ]
 
-    def _outputs(self, test: Source, chain: Sequence[tuple[Half, Views]]) -> Outputs:
-        device, total = self.whole.device, 0.0
-        outs, ys = [], []
-        for start in range(0, len(test), BATCH):
-            x, y = test.take(np.arange(start, min(start + BATCH, len(test))), device)
-            (first, views), *rest = chain
-            out = first(x, views)
-            for part, views in rest:
-                out = part(out, views)
-            total += float(self.loss(out, y)) * len(y)
-            outs.append(out.cpu())
-            ys.append(y.cpu())
-        return Outputs(total, torch.cat(outs), torch.cat(ys)) if outs else Outputs(0.0, torch.empty(0), torch.empty(0))
+    def _outputs(self, test: Source, chain: Chain) -> Outputs:
+        """All rows of one test set."""
+        found = [self._batch(test, start, chain) for start in range(0, len(test), BATCH)]
+        if not found:
+            return Outputs(0.0, torch.empty(0), torch.empty(0))
+        total = math.fsum(part.loss for part in found)
+        return Outputs(total, torch.cat([part.out for part in found]), torch.cat([part.y for part in found]))
+
+    def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
+        x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
+        (first, views), *rest = chain
+        out = first(each(x, channels_last) if self.whole.images else x, views)
+        for part, views in rest:
+            out = part(out, views)
+        return Outputs(float(self.loss(out, y)) * len(y), out.cpu(), y.cpu())

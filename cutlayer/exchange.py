@@ -27,23 +27,27 @@ class Exchange:
 
     def leg(self, plans: Sequence[Plan], waves: Iterable[Wave], session: Session) -> list[Report]:
         """These clients from plan to report."""
-        self.cohort.open(plans)
+        if plans:
+            self.cohort.open(plans)
         self.ledger.down += sum(plan.nbytes for plan in plans)
         taken = {plan.address.client: 0 for plan in plans}
+        own = set(taken)
         for wave in waves:
-            wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch)
-            if wave.clients:
+            elsewhere = tuple(j for j in wave.clients if j not in own)
+            wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch, elsewhere)
+            if wave.clients or wave.elsewhere:
                 self._wave(wave, taken, session)
-        arrived = self.cohort.close(list(taken))
+        arrived = self.cohort.close(list(taken)) if taken else []
         reports = admit(arrived, {j: Address(self.n, j, -1) for j in taken})
         self.ledger.up += sum(report.nbytes for report in reports)
         return reports
 
     def _wave(self, wave: Wave, taken: dict[int, int], session: Session) -> None:
-        smashed = admit(self.cohort.gather(wave), {j: Address(self.n, j, taken[j]) for j in wave.clients})
+        arrived = self.cohort.gather(wave) if wave.clients else []
+        smashed = admit(arrived, {j: Address(self.n, j, taken[j]) for j in wave.clients})
         self._silent = set(wave.clients) - {message.address.client for message in smashed}
         replies = session.step(wave, cast(list[Smashed], smashed))  # what is Attached, a scheme does not look into
-        if not self.joint:  # with a joint norm they have gone out in the middle of the step
+        if replies and not self.joint:  # with a joint norm they have gone out in the middle of the step
             self.cohort.scatter(replies)
         self.ledger.wave(smashed, replies)
         for message in smashed:

@@ -12,7 +12,6 @@ Broadcasting is one copy, averaging and momentum are one expression on rows. The
 from __future__ import annotations
 
 import copy
-import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -25,7 +24,6 @@ from torch.nn.parameter import is_lazy
 from cutlayer.cut import blocks_of, in_order
 from cutlayer.errors import ContractError, expect
 from cutlayer.nested import Inputs
-from cutlayer.workers import Workers
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -258,24 +256,6 @@ def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:
         b.add_(row.b, alpha=p_j)
         torch.maximum(i, row.i, out=i)
     return Vectors(w.to(first.w.dtype), b.to(first.b.dtype), i)
-
-
-def center(rows: Sequence[Vectors], p: Sequence[float], workers: Workers) -> tuple[Vectors, float]:
-    """Their `mean`, and the mean of their distances to it, in one pass over the weights."""
-    none = rows[0].w[:0]
-    rest = mean([row._replace(w=none) for row in rows], p)
-    w = torch.empty_like(rows[0].w)
-    squares: dict[int, list[float]] = {}
-
-    def visit(at: slice) -> None:
-        here = mean([Vectors(row.w[at], none, row.i[:0]) for row in rows], p).w
-        w[at] = here
-        moved = (row.w[at] - here for row in rows)
-        squares[at.start] = [float(away.dot(away)) for away in moved]
-
-    workers.sweep(len(w), visit, len(rows))
-    each = zip(*(squares[start] for start in sorted(squares)), strict=True)
-    return rest._replace(w=w), math.fsum(math.sqrt(math.fsum(parts)) for parts in each) / len(rows)
 
 
 def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

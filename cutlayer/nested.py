@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 Inputs = Tensor | dict[str, Tensor]
@@ -12,6 +13,11 @@ Inputs = Tensor | dict[str, Tensor]
 def each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     """The change applied to every tensor."""
     return change(x) if isinstance(x, Tensor) else {name: change(tensor) for name, tensor in x.items()}
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images in the order of memory that convolutions compute in."""
+    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
 
 def tensors(x: Inputs) -> list[Tensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.errors import expect, is_number
+from cutlayer.workers import TOGETHER
 
 Decay = float | Callable[[int], float]
 """The learning rate's factor per round, or a function round -> factor."""
@@ -204,10 +205,11 @@ def step(optimizer: Optimizer, moments: Sequence[Tensor], w: Tensor, g: Tensor, 
 
 
 def runs(rows: Sequence[int], t: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Neighbouring rows with the same count of steps, as slices: what can step in one expression."""
+    """Neighbouring rows with the same count of steps, a few at a time, as slices: what steps in one expression."""
     start = 0
     for end in range(1, len(rows) + 1):
-        if end == len(rows) or rows[end] != rows[end - 1] + 1 or t[rows[end]] != t[rows[start]]:
+        full = end - start == TOGETHER
+        if full or end == len(rows) or rows[end] != rows[end - 1] + 1 or t[rows[end]] != t[rows[start]]:
             yield slice(rows[start], rows[end - 1] + 1), t[rows[start]]
             start = end
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +40,8 @@ class Round:
     macs_server: int
     sim_seconds: float | None
     seconds: float
-    drift_client: float  # mean distance of the halves to their mean, before averaging
-    drift_server: float
+    drift_client: float | None  # mean distance of the halves to their mean, before averaging; None: played in groups
+    drift_server: float | None
     train_loss: float | None
     clip_rate: float | None  # share of the gradients that the local rule clipped
     lr: float
@@ -84,6 +86,9 @@ class Ledger:
         self.up = self.down = 0
         self.losses: list[tuple[int, int, Tensor]] = []
         self.work: dict[int, tuple[int, int]] = {}  # of each client: steps, samples
+        self.server_work = 0  # samples times forwards
+        self.tried = self.clipped = 0  # gradients that a local rule could clip, and that it did
+        self.clients: list[int] = []  # that finished the round
 
     def wave(self, smashed: Sequence[Smashed | Attached], replies: Sequence[CutGrad]) -> None:
         for s in smashed:
@@ -93,22 +98,70 @@ class Ledger:
         self.down += sum(r.nbytes for r in replies)
         self.losses += [(r.address.client, r.address.step, r.loss) for r in replies]
 
+    def tally(self) -> Tally:
+        """In plain numbers."""
+        values = torch.stack([loss for *_, loss in self.losses]).tolist() if self.losses else []
+        bad = next((i for i, value in enumerate(values) if not math.isfinite(value)), None)
+        return Tally(
+            self.up,
+            self.down,
+            math.fsum(values) if bad is None else math.nan,
+            len(values),
+            [] if bad is None else [*self.losses[bad][:2], values[bad]],
+            [[j, *done] for j, done in self.work.items()],
+            self.server_work,
+            self.tried,
+            self.clipped,
+            self.clients,
+        )
+
+
+class Tally(NamedTuple):
+    """A ledger in plain numbers, so that the ledgers of several processes can be put together."""
+
+    up: int = 0
+    down: int = 0
+    loss: float = 0.0  # summed over all steps
+    losses: int = 0  # how many
+    bad: Sequence[Any] = ()  # client, step and value of the first loss that is not finite
+    work: Sequence[Sequence[int]] = ()  # client, steps, samples
+    server_work: int = 0
+    tried: int = 0
+    clipped: int = 0
+    clients: Sequence[int] = ()
+
     @property
     def steps(self) -> int:
-        return sum(steps for steps, _ in self.work.values())
+        return sum(steps for _, steps, _ in self.work)
 
     @property
     def samples(self) -> int:
-        return sum(samples for _, samples in self.work.values())
+        return sum(samples for *_, samples in self.work)
 
     @property
     def train_loss(self) -> float | None:
         """The mean loss over all steps."""
-        return float(torch.stack([loss for *_, loss in self.losses]).double().mean()) if self.losses else None
+        return self.loss / self.losses if self.losses else None
 
     def check(self, n: int, rates: str) -> None:
         """Refuse a round in which a loss left the finite numbers; looked at once a round, not once a step."""
-        finite = torch.isfinite(torch.stack([loss for *_, loss in self.losses])).tolist() if self.losses else []
-        if not all(finite):
-            client, step, loss = self.losses[finite.index(False)]
-            raise Diverged(f"round {n}: the loss of client {client} became {float(loss)} at its step {step}, {rates}")
+        if self.bad:
+            client, step, loss = self.bad
+            raise Diverged(f"round {n}: the loss of client {client} became {loss} at its step {step}, {rates}")
+
+
+def together(tallies: Sequence[Tally]) -> Tally:
+    """The tallies of all processes as one."""
+    up, down, _, losses, bad, work, server_work, tried, clipped, clients = zip(*tallies, strict=True)
+    return Tally(
+        sum(up),
+        sum(down),
+        math.fsum(tally.loss for tally in tallies),
+        sum(losses),
+        next((one for one in bad if one), []),
+        sorted(line for lines in work for line in lines),
+        sum(server_work),
+        sum(tried),
+        sum(clipped),
+        sorted(j for some in clients for j in some),
+    )

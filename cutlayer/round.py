@@ -1,73 +1,58 @@
-"""One round: select, open, waves, close, average, update, evaluate. State in, state and a record out.
+"""One round: select, open, waves, close, evaluate. State in, state and a record out.
 
-J_n   the clients selected in round n          p_j   |D_j| / sum of |D_i| over those that reported
-T_j   the steps of client j; 0: skipped        W     the global weights, [W_c, W_s]
+J_n   the clients selected in round n          T_j   the steps of client j; 0: skipped
+W     the global weights, [W_c, W_s]
+
+Several ranks play a round together. Where a scheme's server halves belong to clients, every rank trains its share of
+them, halves and all, and sums go through the team. Where there is one server half, the root trains it, and the other
+ranks train fronts.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from cutlayer.backend import Backend
-from cutlayer.clock import Clock, Work, server_seconds, simulated
-from cutlayer.cohorts.seam import Cohort
-from cutlayer.devices import Device, seconds_per_sample
-from cutlayer.errors import Diverged, RoundAbandoned
-from cutlayer.evaluate import Evaluator
+from cutlayer.clock import Work, server_seconds, simulated
+from cutlayer.closing import Closing
+from cutlayer.cohorts.ranks import RankCohort
+from cutlayer.devices import seconds_per_sample
+from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned, kinds
 from cutlayer.exchange import Exchange
 from cutlayer.feed import Feed
-from cutlayer.flat import Half, Vectors, center, mean
-from cutlayer.kept import Parcel, Shelf
-from cutlayer.local import Local, clips
-from cutlayer.macs import TRAINING, Shape
+from cutlayer.flat import Vectors
+from cutlayer.kept import Parcel
+from cutlayer.local import clips
+from cutlayer.macs import TRAINING
 from cutlayer.messages import Address, Plan, Report
 from cutlayer.metrics import Scores
-from cutlayer.optim import Moments, Optimizer, rate
-from cutlayer.records import Global, Round
+from cutlayer.optim import Moments, rate
+from cutlayer.records import Global, Round, Tally, together
 from cutlayer.rng import EVERYBODY, callers_randomness, rng
-from cutlayer.schemes.passes import Loss
-from cutlayer.schemes.seam import Closed, Histogram, Regulates, Scheme, Session
+from cutlayer.schemes.seam import Regulates, Session
 from cutlayer.schemes.server import Server
-from cutlayer.update import State, Update, buffers_of
+from cutlayer.setup import Setup
+from cutlayer.team import ALONE
+from cutlayer.update import buffers_of
 from cutlayer.waves import waves
-from cutlayer.workers import one_thread
+from cutlayer.workers import blocks, one_thread
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What stays the same over a run."""
+class Call:
+    """Who takes part in a round, and how."""
 
-    scheme: Scheme
-    local: Local | None
-    update: Update
-    cohort: Cohort
-    sizes: Sequence[int]  # |D_j| of every client
-    cuts: tuple[int, int]
-    offsets: Sequence[tuple[int, int, int]]  # where each block ends in the flat vectors
-    back: Callable[[int], Half]
-    feed: Feed
-    optimizer: Optimizer
-    server_optimizer: Optimizer
-    persists: bool  # whether optimizer memory lives on between rounds, on both sides
-    noise: float
-    loss: Loss
-    select: int  # |J_n|
-    evaluator: Evaluator | None
-    evaluate_every: int
-    rounds: int
-    shape: Shape
-    devices: Sequence[Device]
-    clock: Clock
-    histogram: Histogram
-    shelf: Shelf
-    backend: Backend
-    seed: int
+    n: int
+    cut: int
+    selected: int
+    J: Mapping[int, list[int]]  # the steps of each local epoch, of clients with any
+    turn: Sequence[int]  # those clients in the order they come
+    feeds: Mapping[int, Feed]
 
 
 class Engine:
@@ -88,40 +73,117 @@ class Engine:
         return after, replace(record, seconds=time.perf_counter() - began)
 
     def _play(self, state: Global) -> tuple[Global, Round]:
+        call = self._call(state)
+        if not call.J:
+            after = replace(state, n=call.n)
+            return after, self._record(after, Tally(), call, (0.0, 0.0))
+        if isinstance(self.setup.cohort, RankCohort):
+            after, tally, drift = self._with_root(state, call, self.setup.cohort)
+        else:
+            after, tally, drift = self._trained(state, call)
+        return after, self._record(after, tally, call, drift)
+
+    def _call(self, state: Global) -> Call:
         s, n = self.setup, state.n + 1
         cut = self._cut(n)
         selected = self._select(n, cut, state.turns)
         feeds = self._feeds(selected, cut)
         J = {j: feeds[j].epochs_of(s.sizes[j]) for j in selected}
         J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
-        server = self._server_at(cut)
+        return Call(n, cut, len(selected), J, self._turn(n, list(J)), feeds)
+
+    def _trained(self, state: Global, call: Call) -> tuple[Global, Tally, tuple[float | None, float | None]]:
+        """The round of this rank's clients, in groups of as many as memory allows."""
+        s, n, rooted = self.setup, call.n, isinstance(self.setup.cohort, RankCohort)
+        team = ALONE if rooted else s.team
+        everybody = list(call.turn if s.persists else call.J)
+        mine = list(team.mine(everybody, s.backend.size))
+        groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
+        server = self._server_at(call.cut)
         exchange = Exchange(s.cohort, n, s.local, getattr(s.scheme, "fuse_clients", False))
-        W_c, W_s = state.W.split(s.offsets[cut])
-        memory_c, memory_s = self._shared_memory(state, len(W_c.w))
+        self._begin(server, state, call, exchange, everybody)
+        W_c, _ = state.W.split(s.offsets[call.cut])
+        memory_c, _ = self._shared_memory(state, len(W_c.w))
+        scheme_kept = state.kept["scheme"].open(n) if "scheme" in state.kept else {}
+        sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
+        closing = Closing(s, state, n, call.cut, server, team, sizes)
+        for group in groups:
+            server.place = everybody.index(group[0]) if group else 0
+            session = s.scheme.open(server, group, scheme_kept)
+            plans = {j: self._plan(state, call, j, W_c, memory_c) for j in group}
+            stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
+            closing.add(session.close, self._train(exchange, session, plans, stepping))
+        reports = closing.reports
+        if not reports and team.size == 1:
+            raise RoundAbandoned(f"round {n}: none of its {len(call.J)} clients finished; the weights are unchanged")
+        ledger = exchange.ledger
+        ledger.server_work = server.work
+        ledger.tried = server.steps + sum(report.tried for report in reports)
+        ledger.clipped = server.clipped + sum(report.clipped for report in reports)
+        ledger.clients = [report.address.client for report in reports]
+        tally = together([Tally(*words) for words in team.everyones(list(ledger.tally()))])
+        tally.check(n, s.rates(n))
+        after = closing.end()
+        server.end()
+        return after, tally, closing.drift
+
+    def _with_root(
+        self, state: Global, call: Call, cohort: RankCohort
+    ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
+        """The root plays the round; the other ranks do what it asks, and hear how it ended."""
+        s, team = self.setup, self.setup.team
+        W_c, _ = state.W.split(s.offsets[call.cut])
+        plans = {j: self._plan(state, call, j, W_c, None) for j in call.J}
+        everybody = list(call.turn if s.persists else call.J)
+        shares = [cohort.team.share(rank, everybody, s.backend.size) for rank in range(team.size)]
+        cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
+        if not team.root:
+            cohort.serve()
+            return self._told(state, call.n, *team.from_root(None, {})), Tally(), (None, None)
+        words: dict[str, Any]
+        try:
+            after, tally, drift = self._trained(state, call)
+        except CutlayerError as error:
+            cohort.over()
+            team.from_root({"failed": [type(error).__name__, str(error)]}, {})
+            raise
+        cohort.over()
+        new = {owner: parcel.open() for owner, parcel in after.kept.items() if parcel.version == call.n}
+        named = {f"W//{kind}": v for kind, v in after.W._asdict().items()}
+        named |= {f"update//{name}": tensor for name, tensor in after.update.items()}
+        named |= {f"kept/{owner}//{name}": tensor for owner, some in new.items() for name, tensor in some.items()}
+        words = {"turns": [[j, turns] for j, turns in after.turns.items()]}
+        team.from_root(words, named)
+        return after, tally, drift
+
+    def _told(self, state: Global, n: int, words: dict[str, Any], named: Mapping[str, torch.Tensor]) -> Global:
+        """The state the root ended with, or its error."""
+        if "failed" in words:
+            name, text = words["failed"]
+            raise kinds()[name](text)
+        by_owner: dict[str, dict[str, torch.Tensor]] = {}
+        for key, tensor in named.items():
+            owner, _, name = key.rpartition("//")
+            by_owner.setdefault(owner, {})[name] = tensor
+        W = Vectors(**by_owner.pop("W"))
+        update = by_owner.pop("update", {})
+        kept = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
+        kept |= {owner.removeprefix("kept/"): Parcel(n, tensors) for owner, tensors in by_owner.items()}
+        return Global(n, W, update, kept, dict(words["turns"]))
+
+    def _begin(self, server: Server, state: Global, call: Call, exchange: Exchange, everybody: Sequence[int]) -> None:
+        s, n = self.setup, call.n
+        W_c, W_s = state.W.split(s.offsets[call.cut])
         server.begin(
             n,
             W_s,
             rate(s.server_optimizer, n),
-            {j: s.sizes[j] for j in J},
-            {j: feeds[j].batch_size for j in J},
+            {j: s.sizes[j] for j in everybody},
+            {j: call.feeds[j].batch_size for j in everybody},
             lambda owner: Moments.read(state.kept[owner].open(n)) if owner in state.kept else None,
-            memory_s,
+            self._shared_memory(state, len(W_c.w))[1],
             exchange.send,
         )
-        if not J:
-            after = replace(state, n=n)
-            return after, self._record(after, exchange, server, cut, (0.0, 0.0), len(selected), 0, [])
-        turn = self._turn(n, list(J))
-        scheme_kept = state.kept["scheme"].open(n) if "scheme" in state.kept else {}
-        session = s.scheme.open(server, turn if s.persists else list(J), scheme_kept)
-        plans = {j: self._plan(state, n, j, cut, W_c, feeds[j], memory_c) for j in J}
-        reports = self._train(exchange, session, plans, {j: J[j] for j in turn})
-        if not reports:
-            raise RoundAbandoned(f"round {n}: none of its {len(J)} clients finished; the weights are unchanged")
-        exchange.ledger.check(n, self._rates(n))
-        after, drift = self._close(state, n, cut, session.close(), reports, server)
-        skipped, lost = len(selected) - len(J), len(J) - len(reports)
-        return after, self._record(after, exchange, server, cut, drift, skipped, lost, reports)
 
     def _select(self, n: int, cut: int, turns: Mapping[int, int]) -> list[int]:
         """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
@@ -168,6 +230,7 @@ class Engine:
                 how.workers,
                 how.size,
                 how.back is None,
+                ALONE if isinstance(s.cohort, RankCohort) else s.team,
             )
             self._server = cut, server
         return self._server[1]
@@ -179,15 +242,16 @@ class Engine:
         m, t = Moments.read(state.kept["momentum"].open(state.n + 1))
         return Moments(tuple(v[:at] for v in m), t), Moments(tuple(v[at:] for v in m), t)
 
-    def _plan(self, state: Global, n: int, j: int, cut: int, W_c: Vectors, feed: Feed, memory: Moments | None) -> Plan:
+    def _plan(self, state: Global, call: Call, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
         s, kept = self.setup, state.kept.get(f"client/{j}")
+        n, feed = call.n, call.feeds[j]
         own = {} if kept is None else kept.open(n)
         eta = rate(s.optimizer, n)
         if self._regulates is not None:
             eta = self._regulates.rate(eta, feed.batch_size, s.feed.batch_size)
         return Plan(
             address=Address(n, j, -1),
-            cut=cut,
+            cut=call.cut,
             start=None if "w" in own else W_c,
             feed=feed,
             optimizer=s.optimizer,
@@ -214,80 +278,6 @@ class Engine:
             reports += [replace(report, end=report.end.clone(), memory=report.memory.clone()) for report in done]
         return reports
 
-    def _close(
-        self, state: Global, n: int, cut: int, closed: Closed, reports: Sequence[Report], server: Server
-    ) -> tuple[Global, tuple[float, float]]:
-        """Average, update, and gather what lives on."""
-        s = self.setup
-        carry = s.scheme.carry
-        # Both halves of a client are averaged, or neither: p_j runs over the clients that reported.
-        clients = [report.address.client for report in reports]
-        uniform = getattr(s.update, "weights", "samples") == "uniform"
-        p = _shares([1 if uniform else report.samples for report in reports])
-        p_c = p if closed.weights is None else _shares([closed.weights[j] for j in clients])
-        fronts = [report.end for report in reports]
-        one = isinstance(closed.halves, Vectors)
-        backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
-        workers = s.backend.workers
-        W_bar_s, drift_s = (backs[0], 0.0) if one else center(backs, p, workers)
-        W_bar_c, drift_c = (fronts[-1], 0.0) if carry == "relay" else center(fronts, p_c, workers)
-        W_c, W_s = state.W.split(s.offsets[cut])
-        momentum = dict(state.update)
-        eta_c, eta_s = rate(s.optimizer, n), rate(s.server_optimizer, n)
-        if carry == "keep":  # the update acts on what is averaged: the server half
-            w_s = s.update(W_s.w, W_bar_s.w, momentum, eta_s)
-            W = Vectors(torch.cat([W_c.w, w_s]), torch.cat([W_c.b, W_bar_s.b]), torch.cat([W_c.i, W_bar_s.i]))
-        else:
-            W_bar = Vectors(*(torch.cat(pair) for pair in zip(W_bar_c, W_bar_s, strict=True)))
-            eta = eta_c if eta_c == eta_s else _by_half(W_bar.w, len(W_c.w), eta_c, eta_s)
-            W = W_bar._replace(w=s.update(state.W.w, W_bar.w, momentum, eta))
-        self._check_finite(n, W, clients, fronts, backs)
-        turns = {**state.turns, **{j: state.turns.get(j, 0) + 1 for j in clients}}
-        before = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
-        kept = {**before, **self._parcels(n, closed, reports, server, p)}
-        return Global(n, W, momentum, kept, turns), (drift_c, drift_s)
-
-    def _parcels(
-        self, n: int, closed: Closed, reports: Sequence[Report], server: Server, p: Sequence[float]
-    ) -> dict[str, Parcel]:
-        """What the round leaves besides the weights, by owner."""
-        s = self.setup
-        made: dict[str, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
-        if closed.kept:
-            made["scheme"] = {name: tensor.clone() for name, tensor in closed.kept.items()}
-        for report in reports:
-            own: State = {}
-            if s.scheme.carry == "keep":
-                own |= report.end.clone()._asdict()
-            if s.persists:
-                own |= {**report.memory.clone().named(), "place": torch.tensor(report.place)}
-            if own:
-                made[f"client/{report.address.client}"] = own
-        if buffers_of(s.update) == "average":
-            rows = {j: r for r, j in enumerate(server.samples)}
-            pairs = [(report.memory, server.moments(rows[report.address.client])) for report in reports]
-            none = torch.empty(0)
-            m = (
-                mean((Vectors(torch.cat([c.m[i], b.m[i]]), none, none) for c, b in pairs), p).w
-                for i in range(len(s.optimizer.betas))
-            )
-            made["momentum"] = Moments(tuple(m), max(half.t for pair in pairs for half in pair)).named()
-        return {owner: Parcel(n, tensors) for owner, tensors in made.items()}
-
-    def _check_finite(
-        self, n: int, W: Vectors, clients: Sequence[int], fronts: Sequence[Vectors], backs: Sequence[Vectors]
-    ) -> None:
-        if _finite([W]) and (self.setup.scheme.carry != "keep" or _finite(fronts)):
-            return
-        pairs = zip(clients, fronts, list(backs) * len(fronts) if len(backs) == 1 else backs, strict=True)
-        who = next((j for j, *halves in pairs if not _finite(halves)), None)
-        whose = "" if who is None else f" of client {who}"
-        raise Diverged(f"round {n}: the weights{whose} are no longer finite, {self._rates(n)}")
-
-    def _rates(self, n: int) -> str:
-        client, server = rate(self.setup.optimizer, n), rate(self.setup.server_optimizer, n)
-        return f"with learning rate {client:g}" + ("" if client == server else f" (server {server:g})")
-
     def _turn(self, n: int, J: list[int]) -> list[int]:
         """The order in which clients come: a new random one every round where the order matters."""
         s = self.setup
@@ -295,57 +285,54 @@ class Engine:
             return J
         return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
 
-    def _record(
-        self,
-        after: Global,
-        exchange: Exchange,
-        server: Server,
-        cut: int,
-        drift: tuple[float, float],
-        skipped: int,
-        lost: int,
-        reports: Sequence[Report],
-    ) -> Round:
-        s, n, ledger = self.setup, after.n, exchange.ledger
-        clients = tuple(report.address.client for report in reports)
+    def _record(self, after: Global, tally: Tally, call: Call, drift: tuple[float | None, float | None]) -> Round:
+        s, n, cut = self.setup, after.n, call.cut
+        scores, series = self._scores(after, tally.clients)
+        work = {j: (steps, samples) for j, steps, samples in tally.work}
+        record = Round(
+            n=n,
+            **asdict(scores),
+            participants=len(tally.clients),
+            skipped=call.selected - len(call.J),
+            lost=len(call.J) - len(tally.clients),
+            steps=tally.steps,
+            samples=tally.samples,
+            bytes_up=tally.up,
+            bytes_down=tally.down,
+            macs_client=TRAINING * tally.samples * sum(s.shape.macs[: cut + 1]),
+            macs_server=tally.server_work * sum(s.shape.macs[cut + 1 :]),
+            sim_seconds=self._simulated(work, cut),
+            seconds=0.0,
+            drift_client=drift[0],
+            drift_server=drift[1],
+            train_loss=tally.train_loss,
+            clip_rate=tally.clipped / tally.tried if clips(s.local) and tally.tried else None,
+            lr=rate(s.optimizer, n),
+            cut=cut,
+            clients=tuple(tally.clients),
+            client_steps=tuple(work[j][0] for j in tally.clients),
+            client_samples=tuple(work[j][1] for j in tally.clients),
+            series=series,
+        )
+        said, _ = s.team.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
+        tuples = {name: tuple(said[name]) for name in ("clients", "client_steps", "client_samples")}
+        return Round(**{**said, **tuples})
+
+    def _scores(self, after: Global, clients: Sequence[int]) -> tuple[Scores, dict[str, Any]]:
+        s, n = self.setup, after.n
         due = n % s.evaluate_every == 0 or n == s.rounds
         keeps = s.scheme.carry == "keep"
         scores, series = Scores(), {}
         if s.evaluator and s.evaluator.per_client and (due or s.persists):
             front = after.front if keeps else lambda client: None
+            clients, _ = s.team.from_root(list(clients), {})
             series = dict(s.evaluator.by_client(after.W, front, clients, after.turns, due))
             scores = Scores(**{name: series["all"][name] for name in asdict(scores)}) if due else scores
         elif s.evaluator and not s.evaluator.per_client and due:
             scores = s.evaluator.pooled(after.merged(s.sizes) if keeps else after.W)
         if scores.loss is not None and not math.isfinite(scores.loss):
-            raise Diverged(f"round {n}: the test loss became {scores.loss}, {self._rates(n)}")
-        tried = server.steps + sum(report.tried for report in reports)
-        clipped = server.clipped + sum(report.clipped for report in reports)
-        return Round(
-            n=n,
-            **asdict(scores),
-            participants=len(clients),
-            skipped=skipped,
-            lost=lost,
-            steps=ledger.steps,
-            samples=ledger.samples,
-            bytes_up=ledger.up,
-            bytes_down=ledger.down,
-            macs_client=TRAINING * ledger.samples * sum(s.shape.macs[: cut + 1]),
-            macs_server=server.work * sum(s.shape.macs[cut + 1 :]),
-            sim_seconds=self._simulated(ledger.work, cut),
-            seconds=0.0,
-            drift_client=drift[0],
-            drift_server=drift[1],
-            train_loss=ledger.train_loss,
-            clip_rate=clipped / tried if clips(s.local) and tried else None,
-            lr=rate(s.optimizer, n),
-            cut=cut,
-            clients=clients,
-            client_steps=tuple(ledger.work[j][0] for j in clients),
-            client_samples=tuple(ledger.work[j][1] for j in clients),
-            series=series,
-        )
+            raise Diverged(f"round {n}: the test loss became {scores.loss}, {s.rates(n)}")
+        return scores, series
 
     def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float:
         """The seconds this round would take on the clients' devices."""
@@ -353,20 +340,3 @@ class Engine:
         steps = {j: T for j, (T, _) in work.items()}
         done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
         return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
-
-
-def _shares(weights: Sequence[float]) -> list[float]:
-    total = sum(weights)
-    return [weight / total for weight in weights]
-
-
-def _by_half(like: Tensor, at: int, eta_c: float, eta_s: float) -> Tensor:
-    """A learning rate for each weight."""
-    eta = torch.full_like(like, eta_s)
-    eta[:at] = eta_c
-    return eta
-
-
-def _finite(halves: Sequence[Vectors]) -> bool:
-    """A finite sum has finite terms; another sum may have them too."""
-    return all(math.isfinite(float(half.w.sum())) or bool(torch.isfinite(half.w).all()) for half in halves)

@@ -16,6 +16,7 @@ from cutlayer import backend as backends
 from cutlayer import inputs
 from cutlayer.clock import Clock
 from cutlayer.cohorts.local import LocalCohort
+from cutlayer.cohorts.ranks import RankCohort
 from cutlayer.compose import PROTOCOLS, brought, refuse_senseless
 from cutlayer.cut import Cut, blocks_of, cut_range, device_of, refuse_shared
 from cutlayer.devices import Device
@@ -29,10 +30,12 @@ from cutlayer.local import Local
 from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.ranks import Ranks, join
 from cutlayer.records import Global, Round
-from cutlayer.round import Engine, Setup
+from cutlayer.round import Engine
 from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Regulates
+from cutlayer.setup import Setup
 from cutlayer.table import build
 from cutlayer.update import FedAvg, Update
 from cutlayer.workers import one_thread
@@ -150,6 +153,7 @@ def rounds(
     shuffle: bool = True,
     backend: str = "auto",
     threads: int | None = None,
+    ranks: Literal["ordered", "fast"] | None = None,
     device: str | torch.device = "cpu",
     target: float | None = None,
 ) -> Run:
@@ -164,6 +168,7 @@ def rounds(
     1 30
     2 30
     """
+    team = join(ranks)
     _later("labels", labels, "send", "the U-shaped split")
     _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
@@ -208,18 +213,17 @@ def rounds(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
             f"expected at most {max(sizes)}, or small_client='one_batch'"
         )
+    spreads = not isinstance(team, Ranks) or getattr(chosen, "spreads", False)
+    flows = spreads and getattr(chosen, "flows", False)
+    local_clients = LocalCohort(
+        trains, lambda L: half(model, 0, L + 1, on), how.workers, flows, how.size, how.front is None
+    )
+    cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
     setup = Setup(
         scheme=chosen,
         local=rule,
         update=updating,
-        cohort=LocalCohort(
-            trains,
-            lambda L: half(model, 0, L + 1, on),
-            how.workers,
-            getattr(chosen, "flows", False),
-            how.size,
-            how.front is None,
-        ),
+        cohort=cohort,
         sizes=sizes,
         cuts=(lo, hi),
         offsets=whole.ends,
@@ -231,7 +235,7 @@ def rounds(
         noise=noise,
         loss=loss,
         select=inputs.selected(participation, len(sizes)),
-        evaluator=Evaluator(model, tests, loss, on, lo, per_client, metric) if len(tests) else None,
+        evaluator=Evaluator(model, tests, loss, on, lo, per_client, metric, how.workers, team) if len(tests) else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
         shape=shape,
@@ -240,6 +244,8 @@ def rounds(
         histogram=inputs.Histograms(trains, classes),
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
         backend=how,
+        team=team,
+        group=None,
         seed=seed,
     )
     return Run(model, setup, start, target)

@@ -16,10 +16,14 @@ Order = Literal["together", "by_epoch", "one_by_one"]
 
 @dataclass(frozen=True)
 class Wave:
-    """Clients that step together, in turn; `epoch` is the local epoch where the order has barriers, else 0."""
+    """Clients that step together, in turn; `epoch` is the local epoch where the order has barriers, else 0.
+
+    `elsewhere`: those that take this step in another process of the run.
+    """
 
     clients: tuple[int, ...]
     epoch: int = 0
+    elsewhere: tuple[int, ...] = ()
 
 
 def waves(order: Order, epochs: Mapping[int, list[int]]) -> Iterator[Wave]:

@@ -16,8 +16,8 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-PART = 2**19
-"""Numbers of a long vector that are worked on at a time: few enough for the cache, enough to be worth a call."""
+PART, TOGETHER = 2**16, 8
+"""Numbers of a long vector, and rows, that are worked on at a time: few enough for the cache, worth a call."""
 
 
 class Workers:
@@ -53,15 +53,14 @@ class Workers:
             raise failed[min(failed)]
         return [done[at] for at in range(len(items))]
 
-    def sweep(self, length: int, visit: Callable[[slice], None], rows: int = 1) -> None:
-        """`visit` every part of a vector of this length; `rows`: how many vectors it works on at once."""
-        self.map(visit, parts(length, rows))
+    def sweep(self, end: int, visit: Callable[[slice], None], start: int = 0) -> None:
+        """`visit` every part of a vector from start to end."""
+        self.map(visit, parts(end, start))
 
 
-def parts(length: int, rows: int = 1) -> Iterator[slice]:
-    """A vector in parts of at most PART numbers, over all `rows` that are worked on together."""
-    size = max(PART // max(rows, 1), PART // 32)
-    yield from (slice(start, min(start + size, length)) for start in range(0, length, size))
+def parts(end: int, start: int = 0) -> Iterator[slice]:
+    """A vector in parts of at most PART numbers."""
+    yield from (slice(at, min(at + PART, end)) for at in range(start, end, PART))
 
 
 @contextmanager

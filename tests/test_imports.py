@@ -9,14 +9,16 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
-    {"errors", "_version", "files", "table", "nested", "lazy", "workers"},
+    {"errors", "_version", "files", "table", "nested", "lazy", "workers", "team", "pack", "line", "ranks"},
     {"rng", "cut", "feed", "waves", "kept"},
     {"flat", "macs", "data", "models", "devices", "clock", "leakage", "cuts"},
-    {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend"},
+    {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend", "averaging"},
     {"messages", "client", "evaluate"},
     {"records"},
     {"schemes", "cohorts"},
     {"parts", "compose", "exchange", "inputs"},
+    {"setup"},
+    {"closing"},
     {"round", "costs"},
     {"train"},
     {"config", "methods", "journal", "store", "blocks"},

@@ -8,6 +8,9 @@ A scheme may say more of itself, and is asked for it only where it does:
 
     flows            True: clients get their own gradients as `Server.backward` gives them, so that in one process they
                      may flow straight on into the clients' halves (the step's messages are then made when wanted)
+    spreads          True: its server halves belong to clients and live where they do, in any of the run's processes;
+                     what it sums over clients, it sums through `server.team`
+    separate         True: nothing passes between clients inside a round, so that it may be played in groups of them
     pairs            True: every server gradient belongs to one client (FedNAR's joint norm needs that)
     shares_memory    True: each client has a server optimizer to the end of the round, so its memory can be averaged
     persists         True: the server's optimizer memory lives on, whatever the protocol

@@ -15,6 +15,7 @@ from cutlayer.messages import Address, CutGrad, Smashed
 from cutlayer.optim import Memory, Moments, Optimizer
 from cutlayer.rng import EVERYBODY, rng
 from cutlayer.schemes.passes import Loss, Message, Passes
+from cutlayer.team import ALONE, Team
 from cutlayer.workers import Workers
 
 Send = Callable[[Sequence[CutGrad]], Mapping[int, float]]
@@ -37,9 +38,10 @@ class Server:
         workers: Workers | None = None,
         size: int = 1,
         stacks: bool = True,
+        team: Team = ALONE,
     ) -> None:
         self.half, self.optimizer, self.seed, self.shuffle = half, optimizer, seed, shuffle
-        self.workers = workers or Workers()
+        self.workers, self.team = workers or Workers(), team
         self.passes = Passes(half, loss, seed, self.workers, size, stacks)
         self.local, self.persists, self.client_optimizer = local, persists, client_optimizer or optimizer
         self._rows: Rows | None = None
@@ -56,12 +58,15 @@ class Server:
         kept: Callable[[str], Moments | None] = lambda owner: None,
         memory: Moments | None = None,
         send: Send = lambda replies: {},
+        place: int = 0,
     ) -> None:
         """A new round: W_s, the learning rate, |D_j| and the batch size of each client.
 
         `kept(owner)`: memory kept from earlier rounds; `memory`: what everybody starts with instead;
-        `send`: gradients to the clients before the step is over, their squared norms back.
+        `send`: gradients to the clients before the step is over, their squared norms back; `place`: that of this
+        process's first client in the round.
         """
+        self.place = place
         self.round, self.start, self.eta, self.samples, self.batch = round, start, eta, samples, batch
         self._kept, self._start_memory, self._send = kept, memory, send
         self._owners: list[str] = []
@@ -95,7 +100,7 @@ class Server:
 
     def slots(self, n: int) -> list[str]:
         """Owners by place: the first client of a round, the second, ..."""
-        return [f"slot/{i}" for i in range(n)]
+        return [f"slot/{self.place + i}" for i in range(n)]
 
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         """Server forward and backward on every client's batch, each with the current W_s,j in its own row: g_j into
@@ -162,8 +167,11 @@ class Server:
         """What the optimizer's memory is at the end of the round, by owner, where it lives on."""
         kept = {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
         self._left = {r: moments.m[0] for r, moments in enumerate(kept.values())}
-        self._kept = lambda owner: None  # let go of the round before
         return kept
+
+    def end(self) -> None:
+        """Let go of the round before."""
+        self._kept = lambda owner: None
 
     def moments(self, row: int) -> Moments:
         """The optimizer's memory in one row."""

@@ -13,7 +13,7 @@ before the last fusion and its gradient row, which becomes its history row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -53,6 +53,10 @@ class SMoFi:
         self.staleness()
         expect(isinstance(self.fuse_clients, bool), "fuse_clients", self.fuse_clients, "true or false")
 
+    @property
+    def spreads(self) -> bool:
+        return not (self.adaptive or self.fuse_clients)
+
     def staleness(self) -> Staleness:
         return Staleness(self.alpha, self.stale_offset, self.hist_norm, self.rebias_history, self.adaptive)
 
@@ -78,40 +82,65 @@ class Fused:
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
-        if not smashed:
-            return []
-        active = [s.address.client for s in smashed]
         asks = joint(server.local)  # then a step may be called off, and the gradient before it is wanted back
+        active = [s.address.client for s in smashed]
         last = {j: rows.g[self.row[j]].clone() for j in active if j in self.last} if asks else {}
         replies = server.backward(rows, self.row, smashed)  # lines 6, 7 and 10
         A = [reply.address.client for reply in server.agreed(replies)]
         for j in last.keys() - set(A):
             rows.g[self.row[j]] = last[j]
-        if not A:
-            return replies
-        self._record(A)
-        self.last |= dict.fromkeys(A, self.k)
-        active = sorted(self.row[j] for j in A)
-        server.workers.sweep(len(self.m_bar[0]), lambda at: self._update(active, at), len(active))
-        self._fuse(self.before, len(A))  # line 15
-        self.k += 1
+        if A or wave.elsewhere:
+            self._step(A, wave.elsewhere)
+            self.k += 1
         return replies
 
-    def _update(self, active: Sequence[int], at: slice) -> None:
-        """One part of the vectors: every active Ws_j steps (line 4), and its fresh gradient goes into the next m_bar,
-        which grows in the buffer of the one before: beta*|A|*m_bar, then the gradients in their order."""
+    def _step(self, A: Sequence[int], elsewhere: Sequence[int]) -> None:
+        """The active surrogates step, and the momenta are fused: those of clients in other processes too."""
+        self._record(A)
+        everybody = {*A, *elsewhere}
+        self.last |= dict.fromkeys(everybody, self.k)
+        H = sorted(j for j in self.last if j not in everybody)
+        active = sorted(self.row[j] for j in A)
+        total, team = self.before, self.server.team  # the next m_bar grows in the buffer of the one before
+        fading = {} if self.staleness.adaptive else {j: self.staleness.weight(self.k, self.last[j]) for j in H}
+        n = len(everybody)
+        team.add_up(total, lambda at, first: self._update(active, fading, n, at, first), self.server.workers)  # line 4
+        if self.staleness.adaptive:  # here a weight needs the fresh sum first
+            fading = {j: self.staleness.faded(self.k, self.last[j], self.history[j], total) for j in H}
+            for j in H:
+                self._add_stale(j, fading[j], total, slice(None))
+        m = self.staleness.total(n, list(fading.values()))
+        for moment in total:
+            moment.div_(m)  # line 15, Eq. 5
+        self.before, self.m_bar = self.m_bar, total
+
+    def _update(self, active: Sequence[int], fading: Mapping[int, float], n: int, at: slice, first: bool) -> None:
+        """One part of the vectors: every active Ws_j steps, and the sum for the next m_bar goes on with what is here:
+        beta*|A|*m_bar, then, row by row, a fresh gradient or a stale momentum."""
         rows, optimizer = self.rows, self.server.optimizer
         m_bar, total = [m[at] for m in self.m_bar], [m[at] for m in self.before]
-        for new, old, beta in zip(total, m_bar, optimizer.betas, strict=True):
-            torch.mul(old, beta * len(active), out=new)
+        for new, old, beta in zip(total, m_bar, optimizer.betas, strict=True) if first else ():
+            torch.mul(old, beta * n, out=new)
         for some, _ in runs(active, [0] * len(rows)):
             w, g = rows.w[some, at], rows.g[some, at]
             self.server.regularise(g, w, at)
             m_j = [torch.empty_like(g) for _ in m_bar]
             remember(optimizer, m_j, m_bar, g)  # line 8, Eq. 4
             optimizer.apply(w, g, m_j, self.server.eta, self.t + self.k + 1)  # line 9, Eq. 3
-            for g_j in g.unbind():
-                optimizer.absorb(total, g_j)
+        stepped = set(active)
+        for j, r in self.row.items():
+            if r in stepped:
+                optimizer.absorb(total, rows.g[r, at])
+            elif j in fading:
+                self._add_stale(j, fading[j], total, at)
+
+    def _add_stale(self, j: int, s_j: float, total: Sequence[Tensor], at: slice) -> None:
+        """s_j*m_j of a finished client, Eq. 6."""
+        optimizer = self.server.optimizer
+        for i, beta in enumerate(optimizer.betas):
+            now, then = self.t + self.k, self.t + self.last[j]
+            rebias = self.staleness.rebias(beta, now, then) if optimizer.corrected else 1.0
+            total[i].add_(self.history[j][i][at], alpha=s_j * rebias)
 
     def fuse(self, momenta: Sequence[Momentum]) -> list[Momentum]:
         m_bar = self.clients({momentum.address.client: momentum.m for momentum in momenta})
@@ -124,20 +153,8 @@ class Fused:
     def _record(self, active: Sequence[int]) -> None:
         """Lines 12 and 13: whoever stepped last time and is absent now has finished; keep its last momentum."""
         for j in self.last:
-            if j not in active and j not in self.history:
+            if j in self.row and j not in active and j not in self.history:
                 g_j = self.rows.g[self.row[j]]
                 m_j = [before * beta for before, beta in zip(self.before, self.server.optimizer.betas, strict=True)]
                 self.server.optimizer.absorb(m_j, g_j)
                 self.history[j] = [g_j.copy_(m_j[0]), *m_j[1:]]
-
-    def _fuse(self, total: list[Tensor], active: int) -> None:
-        """m_bar <- ( sum_A m_j + sum_H s_j m_j ) / m, Eq. 5 and 6."""
-        k, corrected = self.k, self.server.optimizer.corrected
-        s = {j: self.staleness.faded(k, self.last[j], self.history[j], total) for j in sorted(self.history)}
-        m = self.staleness.total(active, list(s.values()))
-        for i, beta in enumerate(self.server.optimizer.betas):
-            for j, s_j in s.items():
-                rebias = self.staleness.rebias(beta, self.t + k, self.t + self.last[j]) if corrected else 1.0
-                total[i].add_(self.history[j][i], alpha=s_j * rebias)
-            total[i].div_(m)
-        self.before, self.m_bar = self.m_bar, total

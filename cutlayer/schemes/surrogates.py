@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cutlayer.averaging import average
 from cutlayer.errors import expect
-from cutlayer.flat import mean
 from cutlayer.messages import CutGrad, Smashed
 from cutlayer.schemes.averaged import Averaged, check_share
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
@@ -37,6 +37,7 @@ class SFLV1:
     carry: ClassVar[Carry] = "sync"
     pairs: ClassVar[bool] = True
     flows: ClassVar[bool] = True
+    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expect(self.every in ("step", "epoch", "round"), "every", self.every, "'step', 'epoch' or 'round'")
@@ -48,6 +49,10 @@ class SFLV1:
 
     @property
     def shares_memory(self) -> bool:
+        return self.every == "round"
+
+    @property
+    def separate(self) -> bool:
         return self.every == "round"
 
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Surrogates:
@@ -63,6 +68,8 @@ class PSL:
     carry: ClassVar[Carry] = "keep"
     pairs: ClassVar[bool] = True
     flows: ClassVar[bool] = True
+    spreads: ClassVar[bool] = True
+    separate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_memory(self.memory)
@@ -106,14 +113,14 @@ class Surrogates:
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
         if self.every == "epoch" and wave.epoch > self.epoch:  # the barrier between epochs
-            self._average([j for j in self.row if j not in self.lost])
+            self._average([j for j in self.server.samples if j not in self.lost])
             self.epoch = wave.epoch
         replies = server.backward(rows, self.row, smashed)
         arrived = [reply.address.client for reply in server.agreed(replies)]
         self.lost |= set(wave.clients) - set(arrived)
         server.step(rows, self.memory, sorted(self.row[j] for j in arrived))
         if self.every == "step":
-            self._average(arrived)  # over the clients active at this step
+            self._average([*arrived, *wave.elsewhere])  # over the clients active at this step
         return replies
 
     def close(self) -> Closed:
@@ -123,8 +130,11 @@ class Surrogates:
         """Ws <- sum_j p_j Ws_j, into every surrogate; momentum that does not outlive the round starts from zero."""
         if not clients:
             return
-        total = sum(self.server.samples[j] for j in clients)
-        Ws = mean([self.rows.row(self.row[j]) for j in clients], [self.server.samples[j] / total for j in clients])
+        server = self.server
+        total = sum(server.samples[j] for j in clients)
+        mine = [j for j in self.row if j in set(clients)]
+        p = [server.samples[j] / total for j in mine]
+        Ws = average([self.rows.row(self.row[j]) for j in mine], p, server.start, server.workers, server.team)
         self.rows.fill(Ws, len(self.row))
         if not self.server.persists:
             self.memory.reset()

@@ -1,0 +1,80 @@
+"""The round's messages as words and tensors, for processes that do not share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from cutlayer.flat import Vectors
+from cutlayer.messages import Address, CutGrad, Momentum, Report, Smashed, Square
+from cutlayer.optim import Moments
+from cutlayer.pack import pack, unpack
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a relayed front has come to: what its next client begins with."""
+
+    address: Address
+    at: Vectors
+
+
+Message = Smashed | CutGrad | Square | Momentum | Report | Start
+
+
+def letters(messages: Sequence[Message], *words: Any) -> Tensor:
+    """Messages, and any words before them, as bytes."""
+    written = [_written(message) for message in messages]
+    return pack([words, [line for line, _ in written]], [tensor for _, tensors in written for tensor in tensors])
+
+
+def read(blob: Tensor) -> tuple[list[Any], list[Any]]:
+    """The words and the messages."""
+    (words, lines), tensors = unpack(blob)
+    rest = iter(tensors)
+    return words, [_read(line, rest) for line in lines]
+
+
+def _written(message: Message) -> tuple[list[Any], list[Tensor]]:
+    kind, where = type(message).__name__, list(astuple(message.address))
+    match message:
+        case Smashed():
+            return [kind, where], [message.a, message.y]
+        case CutGrad():
+            assert message.grad is not None, "a gradient that has flowed on does not travel"
+            return [kind, where, message.square], [message.grad, message.loss]
+        case Square():
+            return [kind, where, message.value], []
+        case Momentum():
+            return [kind, where, len(message.m)], list(message.m)
+        case Start():
+            return [kind, where], list(message.at)
+        case Report():
+            numbers = [message.samples, message.place, message.tried, message.clipped]
+            flags = [message.keeps_half, message.shares_memory]
+            memory = message.memory
+            return [kind, where, len(memory.m), memory.t, *numbers, *flags], [*message.end, *memory.m]
+
+
+def _read(line: list[Any], tensors: Iterator[Tensor]) -> Message:
+    kind, where, *rest = line
+    address = Address(*where)
+    match kind:
+        case "Smashed":
+            return Smashed(address, next(tensors), next(tensors))
+        case "CutGrad":
+            return CutGrad(address, next(tensors), next(tensors), rest[0])
+        case "Square":
+            return Square(address, rest[0])
+        case "Momentum":
+            return Momentum(address, tuple(next(tensors) for _ in range(rest[0])))
+        case "Start":
+            return Start(address, Vectors(next(tensors), next(tensors), next(tensors)))
+        case _:
+            moments, t, samples, place, tried, clipped, keeps_half, shares_memory = rest
+            end = Vectors(next(tensors), next(tensors), next(tensors))
+            memory = Moments(tuple(next(tensors) for _ in range(moments)), t)
+            return Report(address, end, samples, memory, place, tried, clipped, keeps_half, shares_memory)

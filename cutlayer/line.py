@@ -1,0 +1,152 @@
+"""A running sum on its way through the ranks: each adds its share and hands it on; the last one's is everybody's.
+
+`Wire` sends it through torch.distributed. `Bridge` leaves it where all ranks of one machine can reach it: memory that
+they share, with a counter for each rank that says how far it has come.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cutlayer.errors import RankLost
+
+SHARED = Path("/dev") / "shm"  # files there are memory; ours has no name as soon as all ranks have it open
+SEGMENT = 2**20  # numbers that are handed on at a time, while the next are still being added up
+NAP, LOOK = 2e-5, 0.5  # seconds between two looks at a counter, and at whether the others still live
+
+
+class Wire:
+    """Messages from rank to rank."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._sent: list[dist.Work | None] = []
+
+    def begin(self, totals: Sequence[Tensor]) -> None:
+        """A new sum."""
+
+    def take(self, totals: Sequence[Tensor], at: slice) -> None:
+        """What the rank before has added up."""
+        for total in totals:
+            dist.recv(total[at], self.rank - 1)
+
+    def hand(self, totals: Sequence[Tensor], at: slice) -> None:
+        """To the next rank."""
+        if self.rank + 1 < self.size:
+            self._sent += [dist.isend(total[at], self.rank + 1) for total in totals]
+
+    def settle(self, totals: Sequence[Tensor]) -> None:
+        """The last rank's, to all."""
+        for sent in self._sent:
+            if sent is not None:
+                sent.wait()
+        self._sent = []
+        for total in totals:
+            dist.broadcast(total, self.size - 1)
+
+
+class Bridge:
+    """Shared memory. `agree`: what each rank says, to all; it is asked when more room is needed."""
+
+    def __init__(self, rank: int, size: int, agree: Callable[[object], list[object]]) -> None:
+        self.rank, self.size, self.agree = rank, size, agree
+        self.pids = [int(str(pid)) for pid in agree(os.getpid())]
+        self.room = 0
+        self.tick = 0  # segments handed on so far
+
+    @staticmethod
+    def possible(agree: Callable[[object], list[object]]) -> bool:
+        """All ranks on one machine, whose processor keeps the order of writes, and a file system in memory."""
+        fit = platform.machine() in ("x86_64", "AMD64") and os.access(SHARED, os.W_OK)
+        return len(set(agree(f"{socket.gethostname()} {_boot()}"))) == 1 and all(agree(fit))
+
+    def begin(self, totals: Sequence[Tensor]) -> None:
+        need = sum(total.nbytes for total in totals)
+        if need > self.room:
+            self._grow(need)
+        if self.rank == 0:  # nobody may still be reading the last sum
+            for other in range(1, self.size):
+                self._wait(self.settled, other, self.tick)
+        self._first = self.tick
+
+    def take(self, totals: Sequence[Tensor], at: slice) -> None:
+        self._wait(self.handed, self.rank - 1, self.tick + 1)
+        for mine, shared in self._pairs(totals, at):
+            mine.copy_(shared)
+
+    def hand(self, totals: Sequence[Tensor], at: slice) -> None:
+        for mine, shared in self._pairs(totals, at):
+            shared.copy_(mine)
+        self.tick += 1
+        self.handed[self.rank] = self.tick
+
+    def settle(self, totals: Sequence[Tensor]) -> None:
+        last = self.size - 1
+        if self.rank < last:
+            for k, start in enumerate(range(0, len(totals[0]), SEGMENT)):
+                self._wait(self.handed, last, self._first + k + 1)
+                for mine, shared in self._pairs(totals, slice(start, start + SEGMENT)):
+                    mine.copy_(shared)
+        self.settled[self.rank] = self.tick
+
+    def _pairs(self, totals: Sequence[Tensor], at: slice) -> list[tuple[Tensor, Tensor]]:
+        start, pairs = 0, []
+        for total in totals:
+            shared = self.memory[start : start + total.nbytes].view(total.dtype)
+            pairs.append((total[at], shared[at]))
+            start += total.nbytes
+        return pairs
+
+    def _grow(self, need: int) -> None:
+        """A new file for all, which has no name any more as soon as everybody has it open."""
+        counters = 8 * self.size
+        path = ""
+        if self.rank == 0:
+            handle, path = tempfile.mkstemp(dir=SHARED, prefix="cutlayer-")
+            os.truncate(handle, need + 2 * counters)
+            os.close(handle)
+        path = str(self.agree(path)[0])
+        with open(path, "r+b") as file:
+            raw = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.uint8)
+        self.agree("open")
+        if self.rank == 0:
+            Path(path).unlink()
+        self.handed, self.settled = (raw[k * counters : (k + 1) * counters].view(torch.int64) for k in (0, 1))
+        self.memory, self.room, self.tick = raw[2 * counters :], need, 0
+
+    def _wait(self, counters: Tensor, rank: int, until: int) -> None:
+        looked = time.monotonic()
+        while int(counters[rank]) < until:
+            time.sleep(NAP)
+            if time.monotonic() - looked > LOOK:
+                looked = time.monotonic()
+                for other, pid in enumerate(self.pids):
+                    if not _lives(pid):
+                        raise RankLost(f"rank {other} (process {pid}) has ended")
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process of this machine still runs; one that has ended and waits to be buried does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

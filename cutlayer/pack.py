@@ -1,0 +1,50 @@
+"""Words and tensors as one run of bytes, and back: a JSON header, then the tensors' raw bytes. Nothing in it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LENGTH = 8  # bytes that say how long the header is
+
+
+def pack(words: Any, tensors: Sequence[Tensor] = ()) -> Tensor:
+    """`words` is plain data. An image keeps its channels_last order: the next step's bits may depend on it."""
+    about, raw = [], []
+    for tensor in tensors:
+        tensor = tensor.detach().cpu()
+        last = _channels_last(tensor)
+        about.append([str(tensor.dtype)[6:], list(tensor.shape), last])
+        straight = tensor.permute(0, 2, 3, 1) if last else tensor
+        raw.append(straight.contiguous().reshape(-1).view(torch.uint8))
+    header = json.dumps([words, about]).encode()
+    front = len(header).to_bytes(LENGTH, "little") + header
+    return torch.cat([torch.frombuffer(bytearray(front), dtype=torch.uint8), *raw])
+
+
+def unpack(blob: Tensor) -> tuple[Any, list[Tensor]]:
+    """What `pack` was given; the tensors are copies of their own."""
+    front = LENGTH + int.from_bytes(_bytes(blob[:LENGTH]), "little")
+    words, about = json.loads(_bytes(blob[LENGTH:front]))
+    tensors = []
+    for name, shape, last in about:
+        dtype = getattr(torch, name)
+        ordered = [shape[i] for i in (0, 2, 3, 1)] if last else shape
+        size = int(np.prod(ordered, dtype=np.int64)) * dtype.itemsize
+        tensor = blob[front : front + size].clone().view(dtype).view(ordered)
+        tensors.append(tensor.permute(0, 3, 1, 2) if last else tensor)
+        front += size
+    return words, tensors
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+def _bytes(blob: Tensor) -> bytes:
+    return bytes(blob.numpy().data)

@@ -1,0 +1,60 @@
+"""What stays the same over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cutlayer.backend import Backend
+from cutlayer.clock import Clock
+from cutlayer.cohorts.seam import Cohort
+from cutlayer.devices import Device
+from cutlayer.evaluate import Evaluator
+from cutlayer.feed import Feed
+from cutlayer.flat import Half
+from cutlayer.kept import Shelf
+from cutlayer.local import Local
+from cutlayer.macs import Shape
+from cutlayer.optim import Optimizer, rate
+from cutlayer.schemes.passes import Loss
+from cutlayer.schemes.seam import Histogram, Scheme
+from cutlayer.team import Team
+from cutlayer.update import Update
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run, and its numbers."""
+
+    scheme: Scheme
+    local: Local | None
+    update: Update
+    cohort: Cohort
+    sizes: Sequence[int]  # |D_j| of every client
+    cuts: tuple[int, int]
+    offsets: Sequence[tuple[int, int, int]]  # where each block ends in the flat vectors
+    back: Callable[[int], Half]
+    feed: Feed
+    optimizer: Optimizer
+    server_optimizer: Optimizer
+    persists: bool  # whether optimizer memory lives on between rounds, on both sides
+    noise: float
+    loss: Loss
+    select: int  # |J_n|
+    evaluator: Evaluator | None
+    evaluate_every: int
+    rounds: int
+    shape: Shape
+    devices: Sequence[Device]
+    clock: Clock
+    histogram: Histogram
+    shelf: Shelf
+    backend: Backend
+    team: Team
+    group: int | None  # clients that train at a time, where memory is limited
+    seed: int
+
+    def rates(self, n: int) -> str:
+        """The learning rates of a round, for errors."""
+        client, server = rate(self.optimizer, n), rate(self.server_optimizer, n)
+        return f"with learning rate {client:g}" + ("" if client == server else f" (server {server:g})")
