@@ -112,6 +112,10 @@ class Config(BaseModel):
         description="how clients are computed: loop, each by itself; stacked, those of a step in one graph (small "
         "models); auto: by a fixed rule on the model",
     )
+    ranks: Literal["ordered", "fast"] = Field(
+        "ordered",
+        description="under torchrun, how ranks add up: ordered, the bits of one process; fast, up to rounding",
+    )
     threads: int | None = Field(None, description="clients computed side by side (default: one per core)")
     device: str = Field("cpu", description="torch device")
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from cutlayer import blocks, journal, store
+from cutlayer import blocks, journal, sharing, store
 from cutlayer import config as text
 from cutlayer._version import __version__
 from cutlayer.clock import Clock
@@ -28,8 +28,10 @@ from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
 from cutlayer.models import MODELS
 from cutlayer.population import load_data, populate
-from cutlayer.records import Round
+from cutlayer.ranks import join
+from cutlayer.records import Global, Round
 from cutlayer.rng import EVERYBODY, address, callers_randomness
+from cutlayer.sharing import at_root, in_turn
 from cutlayer.train import Run, rounds
 
 
@@ -78,6 +80,7 @@ def assemble(config: Config, warm: bool = True) -> Run:
         seed=config.seed,
         backend=config.backend,
         threads=config.threads,
+        ranks=config.ranks,
         device=config.device,
         target=config.target,
     )
@@ -86,7 +89,7 @@ def assemble(config: Config, warm: bool = True) -> Run:
 class Experiment:
     """A run with a directory: iterate it to train."""
 
-    def __init__(self, config: Config, out: Path, run: Run, history: list[Round], lock: store.Lock) -> None:
+    def __init__(self, config: Config, out: Path, run: Run, history: list[Round], lock: store.Lock | None) -> None:
         self.config, self.out, self.run, self.history, self._lock = config, out, run, history, lock
 
     @classmethod
@@ -94,14 +97,18 @@ class Experiment:
         """A new run. Whatever is wrong with the config or the data is said before anything is written."""
         if config.init and overwrite and out.resolve() in Path(config.init).resolve().parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
-        run = assemble(config)
+        run = in_turn(join(config.ranks), lambda: assemble(config))
         config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
-        store.claim(out, "config.toml", text.dump(config), overwrite)
-        write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
-        lock = store.Lock(out)
-        run.setup.shelf.place(out / store.SPILL)
-        store.save(out, run.state)
-        return cls(config, out, run, [], lock)
+
+        def claim() -> store.Lock:
+            store.claim(out, "config.toml", text.dump(config), overwrite)
+            write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
+            lock = store.Lock(out)
+            run.setup.shelf.place(out / store.SPILL)
+            store.save(out, run.state)
+            return lock
+
+        return cls(config, out, run, [], at_root(run.setup.team, claim))
 
     @classmethod
     def resume(cls, out: Path) -> Experiment:
@@ -109,28 +116,42 @@ class Experiment:
         if not (out / "config.toml").exists():
             raise StoreError(f"{out} holds no run: no config.toml in it")
         config = text.parse(text.read(out / "config.toml"))
-        lock = store.Lock(out)
+        team = join(config.ranks)
+        lock = at_root(team, lambda: store.Lock(out))
         rounds_done = len(journal.read(out / "journal.jsonl"))
-        run = assemble(config, warm=False)
-        found = store.load(out, run.state, rounds_done)
-        if found is None:
+        run = in_turn(team, lambda: assemble(config, warm=False))
+        found = store.load(out, run.state, rounds_done) if team.root else None
+        if team.root and found is None:
             run = assemble(config)
             if rounds_done:
                 warnings.warn(f"{out}: no checkpoint of its rounds; starting again", store.LostJournal, stacklevel=2)
             store.save(out, run.state)
+        history = at_root(team, lambda: cls._cleared(out, config, run, found)) or []
+        if found is not None:
+            run.resume(found, history)
+        if team.size > 1:
+            if team.root:
+                sharing.send(team, run.state)
+            else:
+                run.resume(sharing.receive(team, {}), journal.read(out / "journal.jsonl"))
+        return cls(config, out, run, history, lock)
+
+    @staticmethod
+    def _cleared(out: Path, config: Config, run: Run, found: Global | None) -> list[Round]:
+        """The run's past, and nothing after it; refused where the data are others."""
         if not (out / blocks.FILE).exists():
             write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
         if blocks.read(out).data not in ("", blocks.digest(run)):
             raise StoreError(f"{out}: its data, or who holds which rows, are not what they were when it began")
         run.setup.shelf.place(out / store.SPILL)
         store.forget_after(out, 0 if found is None else found.n)
-        history = journal.trim(out / "journal.jsonl", 0 if found is None else found.n)
-        if found is not None:
-            run.resume(found, history)
-        return cls(config, out, run, history, lock)
+        return journal.trim(out / "journal.jsonl", 0 if found is None else found.n)
 
     def __iter__(self) -> Iterator[Round]:
-        """The rounds still to come; each is on disk before it is handed on."""
+        """The rounds still to come; each is on disk before it is handed on. (Of several ranks, the root writes.)"""
+        if self._lock is None:
+            yield from self.run
+            return
         with self._lock:
             yield from self._rounds()
 

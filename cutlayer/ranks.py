@@ -141,10 +141,18 @@ def join(sums: str | None) -> Team:
         if "MASTER_ADDR" not in os.environ:
             raise ContractError("ranks: WORLD_SIZE is set, but not MASTER_ADDR; expected a start by torchrun")
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    return Ranks(sums) if dist.get_world_size() > 1 else ALONE
+    if dist.get_world_size() < 2:
+        return ALONE
+    if sums not in _joined:  # all ranks meet here once, and not in every run of a program
+        _joined[sums] = Ranks(sums)
+    return _joined[sums]
+
+
+_joined: dict[str, Ranks] = {}
 
 
 def leave() -> None:
     """At the end of the program."""
+    _joined.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

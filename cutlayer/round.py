@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
+from cutlayer import sharing
 from cutlayer.clock import Work, server_seconds, simulated
 from cutlayer.closing import Closing
 from cutlayer.cohorts.ranks import RankCohort
 from cutlayer.devices import seconds_per_sample
-from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned, kinds
+from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
 from cutlayer.exchange import Exchange
 from cutlayer.feed import Feed
 from cutlayer.flat import Vectors
-from cutlayer.kept import Parcel
 from cutlayer.local import clips
 from cutlayer.macs import TRAINING
 from cutlayer.messages import Address, Plan, Report
@@ -139,37 +139,16 @@ class Engine:
         cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
         if not team.root:
             cohort.serve()
-            return self._told(state, call.n, *team.from_root(None, {})), Tally(), (None, None)
-        words: dict[str, Any]
+            return sharing.receive(team, state.kept), Tally(), (None, None)
         try:
             after, tally, drift = self._trained(state, call)
         except CutlayerError as error:
             cohort.over()
-            team.from_root({"failed": [type(error).__name__, str(error)]}, {})
+            sharing.fail(team, error)
             raise
         cohort.over()
-        new = {owner: parcel.open() for owner, parcel in after.kept.items() if parcel.version == call.n}
-        named = {f"W//{kind}": v for kind, v in after.W._asdict().items()}
-        named |= {f"update//{name}": tensor for name, tensor in after.update.items()}
-        named |= {f"kept/{owner}//{name}": tensor for owner, some in new.items() for name, tensor in some.items()}
-        words = {"turns": [[j, turns] for j, turns in after.turns.items()]}
-        team.from_root(words, named)
+        sharing.send(team, after, since=state.n)
         return after, tally, drift
-
-    def _told(self, state: Global, n: int, words: dict[str, Any], named: Mapping[str, torch.Tensor]) -> Global:
-        """The state the root ended with, or its error."""
-        if "failed" in words:
-            name, text = words["failed"]
-            raise kinds()[name](text)
-        by_owner: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in named.items():
-            owner, _, name = key.rpartition("//")
-            by_owner.setdefault(owner, {})[name] = tensor
-        W = Vectors(**by_owner.pop("W"))
-        update = by_owner.pop("update", {})
-        kept = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
-        kept |= {owner.removeprefix("kept/"): Parcel(n, tensors) for owner, tensors in by_owner.items()}
-        return Global(n, W, update, kept, dict(words["turns"]))
 
     def _begin(self, server: Server, state: Global, call: Call, exchange: Exchange, everybody: Sequence[int]) -> None:
         s, n = self.setup, call.n

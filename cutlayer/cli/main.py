@@ -12,6 +12,7 @@ from cutlayer._version import __version__
 from cutlayer.cli import clock, costs, doctor, listing, partition, train
 from cutlayer.cli.flags import Parser
 from cutlayer.errors import CutlayerError, Diverged
+from cutlayer.ranks import leave
 
 ABOUT = """\
 Split federated learning: a model is cut in two, clients train the front on data that never leaves them,
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cutlayer: interrupted; `cutlayer resume` on the output folder goes on from here", file=sys.stderr)
         return 130
+    finally:
+        leave()
 
 
 def _warn(

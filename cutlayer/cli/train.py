@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from cutlayer import compare, store
 from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.progress import console
-from cutlayer.errors import ContractError, StoreError
+from cutlayer.errors import ContractError, RankLost, StoreError
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
 from cutlayer.presets import preset
@@ -112,18 +113,31 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _train(experiment: Experiment, quiet: bool) -> int:
+    team = experiment.run.setup.team
+    quiet = quiet or not team.root
+    if team.size > 1:
+        signal.signal(signal.SIGTERM, _stopped)
     if not quiet:
         console.print(_headline(experiment), soft_wrap=True)
-    for _ in progress.follow(experiment, quiet):
-        pass
-    return _show(experiment.out, quiet)
+    try:
+        for _ in progress.follow(experiment, quiet):
+            pass
+    except RankLost as error:
+        raise RankLost(f"{error}; `cutlayer resume {experiment.out}` goes on from the last round") from error
+    return _show(experiment.out, quiet) if team.root else 0
+
+
+def _stopped(*_: object) -> None:
+    raise RankLost("told to stop, as torchrun does when another rank has ended")
 
 
 def _headline(experiment: Experiment) -> str:
     config, clients = experiment.config, len(experiment.run.setup.sizes)
     parts = [f"{key} {text.words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
     backend = f"backend {experiment.run.setup.backend.words}"
-    return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join([*parts, backend])
+    size = experiment.run.setup.team.size
+    ranks = [f"{size} ranks, sums {config.ranks}"] if size > 1 else []
+    return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join([*parts, backend, *ranks])
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -151,6 +165,10 @@ def _compare(args: argparse.Namespace) -> int:
     _all_used(values, comparison)
     task = comparison.config(comparison.methods[0], seeds[0]).task
     out = Path(args.out or f"runs/compare-{args.preset or task}")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ContractError(
+            "compare: it starts processes of its own, one per run; expected torchrun with run or resume"
+        )
     with console.status(f"checking every method on {task}"):
         compare.start(comparison, out, args.overwrite)
     return _train_all(comparison, out, args)
