@@ -116,6 +116,12 @@ class Config(BaseModel):
         "ordered",
         description="under torchrun, how ranks add up: ordered, the bits of one process; fast, up to rounding",
     )
+    memory_limit: float | None = Field(
+        None,
+        gt=0,
+        description="MiB for a round's weights, gradients and activations: clients then train in groups where the "
+        "scheme allows it, and what cannot fit is refused at once",
+    )
     threads: int | None = Field(None, description="clients computed side by side (default: one per core)")
     device: str = Field("cpu", description="torch device")
 

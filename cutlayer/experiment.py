@@ -81,6 +81,7 @@ def assemble(config: Config, warm: bool = True) -> Run:
         backend=config.backend,
         threads=config.threads,
         ranks=config.ranks,
+        memory_limit=config.memory_limit,
         device=config.device,
         target=config.target,
     )

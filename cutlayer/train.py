@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer import backend as backends
-from cutlayer import inputs
+from cutlayer import inputs, memory
 from cutlayer.clock import Clock
 from cutlayer.cohorts.local import LocalCohort
 from cutlayer.cohorts.ranks import RankCohort
@@ -37,7 +37,7 @@ from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Regulates
 from cutlayer.setup import Setup
 from cutlayer.table import build
-from cutlayer.update import FedAvg, Update
+from cutlayer.update import FedAvg, Update, buffers_of
 from cutlayer.workers import one_thread
 
 P = ParamSpec("P")
@@ -154,6 +154,7 @@ def rounds(
     backend: str = "auto",
     threads: int | None = None,
     ranks: Literal["ordered", "fast"] | None = None,
+    memory_limit: float | None = None,
     device: str | torch.device = "cpu",
     target: float | None = None,
 ) -> Run:
@@ -170,7 +171,7 @@ def rounds(
     """
     team = join(ranks)
     _later("labels", labels, "send", "the U-shaped split")
-    _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, protocol)
+    _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, memory_limit, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
     model = copy.deepcopy(model)  # the caller may do with theirs what they like, also between rounds
     blocks = blocks_of(model)
@@ -218,6 +219,20 @@ def rounds(
     local_clients = LocalCohort(
         trains, lambda L: half(model, 0, L + 1, on), how.workers, flows, how.size, how.front is None
     )
+    selected = inputs.selected(participation, len(sizes))
+    count = memory.counter(
+        model,
+        lo,
+        inputs.example(trains, on),
+        on,
+        batch_size,
+        chosen,
+        (len(client_side.betas), len(server_side.betas)),
+        how.size * how.workers.n,
+        flows,
+    )
+    share = -(-selected // team.size) if spreads else selected
+    separate = team.size == 1 and getattr(chosen, "separate", False) and buffers_of(updating) != "average"
     cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
     setup = Setup(
         scheme=chosen,
@@ -234,7 +249,7 @@ def rounds(
         persists=persists,
         noise=noise,
         loss=loss,
-        select=inputs.selected(participation, len(sizes)),
+        select=selected,
         evaluator=Evaluator(model, tests, loss, on, lo, per_client, metric, how.workers, team) if len(tests) else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
@@ -245,7 +260,7 @@ def rounds(
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
         backend=how,
         team=team,
-        group=None,
+        group=memory.group(memory_limit, share, separate, count, how.size),
         seed=seed,
     )
     return Run(model, setup, start, target)
@@ -277,6 +292,7 @@ def _check(
     test: Any,
     noise: float,
     kept_memory: float | None,
+    memory_limit: float | None,
     protocol: str,
 ) -> None:
     """The plain numbers."""
@@ -287,6 +303,8 @@ def _check(
     expect(target is None or (is_number(target) and 0 < target <= 1), "target", target, "an accuracy in (0, 1]")
     expect(target is None or test is not None, "target", target, "a test set to reach it on")
     expect(is_number(noise) and noise >= 0, "noise", noise, "a finite number, at least 0")
+    some = memory_limit is None or (is_number(memory_limit) and memory_limit > 0)
+    expect(some, "memory_limit", memory_limit, "MiB above 0, or None")
     limit = kept_memory is None or (is_number(kept_memory) and kept_memory >= 0)
     expect(limit, "kept_memory", kept_memory, "megabytes, at least 0, or None")
     if protocol not in PROTOCOLS:
@@ -329,6 +347,9 @@ def train(*arguments: Any, **named: Any) -> Result:
     clock           Clock(kappa=100, sync=False, sequential="strict"): how simulated seconds are counted
     metric          a figure of your own, from all outputs and all labels of the test: Round.metric
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
+    memory_limit    MiB for a round's weights, gradients and activations: clients train in groups where the scheme
+                    allows it, and what cannot fit is refused before training (None: no limit)
+    ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
     target          stop once the test accuracy is at least this
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
                     a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed

@@ -17,7 +17,7 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {"records"},
     {"schemes", "cohorts"},
     {"parts", "compose", "exchange", "inputs"},
-    {"setup", "sharing"},
+    {"setup", "sharing", "memory"},
     {"closing"},
     {"round", "costs"},
     {"train"},

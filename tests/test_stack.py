@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer import backend
+from cutlayer import backend, stack
 from cutlayer import config as text
 from cutlayer.data.rows import Rows as Stored
 from cutlayer.data.source import Source, View, source, take_together
@@ -22,6 +23,7 @@ from cutlayer.data.transform import Features, Pixels
 from cutlayer.experiment import Experiment
 from cutlayer.flat import Rows, differentiate, half
 from cutlayer.stack import KEEP, SIZE, Stack, Stacks, each_loss, stacked, together, unstackable
+from cutlayer.workers import Workers
 from tests.test_resume import BASE, finish, interrupted, sha
 
 CPU = torch.device("cpu")
@@ -87,6 +89,18 @@ def test_stacks_are_kept_and_forgotten() -> None:
     for j in range(KEEP):
         stacks.of([j, j + 2])
     assert stacks.of([0, 1]) is not first
+
+
+def test_stacks_are_made_by_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sets of rows than are kept, asked for by threads that interrupt each other at every turn."""
+    monkeypatch.setattr(stack, "Stack", lambda rows, which: list(which))  # quick to make, so that threads often meet
+    stacks, pool, interval = Stacks(filled(1)), Workers(4), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        wanted: list[Any] = [[j % 79, 7 * j % 83] for j in range(200_000)]
+        assert pool.map(stacks.of, wanted) == wanted
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_together_by_neighbourhood_and_batch() -> None:

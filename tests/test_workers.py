@@ -256,6 +256,11 @@ def test_means_and_drifts_do_not_depend_on_the_number_of_threads(monkeypatch: py
     assert len({drift(rows, means[0], Workers(n), ALONE) for n in (1, 2, 3)}) == 1
 
 
+def test_a_drift_whose_square_is_too_large_for_the_dtype() -> None:
+    rows = [Vectors(torch.full((4,), w), torch.zeros(0), torch.zeros(0, dtype=torch.int64)) for w in (-1e30, 1e30)]
+    assert drift(rows, mean(rows, [0.5, 0.5]), Workers(2), ALONE) == pytest.approx(2e30)
+
+
 def test_a_half_without_weights_has_a_mean_and_no_drift() -> None:
     rows = [Vectors(torch.zeros(0), torch.full((2,), float(j)), torch.zeros(0, dtype=torch.int64)) for j in range(2)]
     got = average(rows, [0.25, 0.75], rows[0], Workers(2), ALONE)

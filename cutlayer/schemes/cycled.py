@@ -53,6 +53,9 @@ class CycleSFL:
         batch = self.server_batch or max(server.batch.values())
         return Cycled(server, self.server_epochs, batch, self.loss_weight == "samples", self.frozen_bn)
 
+    def halves(self, m: int, o: int) -> float:
+        return 2 + o
+
 
 @dataclass(frozen=True)
 class CyclePSL(CycleSFL):
@@ -91,6 +94,9 @@ class CycleSSL:
 
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Cycled:
         return Cycled(server, self.server_epochs, None, False, self.frozen_bn)
+
+    def halves(self, m: int, o: int) -> float:
+        return 2 + o
 
 
 class Cycled:

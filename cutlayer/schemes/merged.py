@@ -75,6 +75,9 @@ class MergeSFL:
     def rate(self, eta: float, d: int, B: int) -> float:
         return eta * d / B if self.scale_lr else eta
 
+    def halves(self, m: int, o: int) -> float:
+        return 2 + o
+
 
 class Merged:
     """One round of MergeSFL."""

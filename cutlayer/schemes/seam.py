@@ -11,6 +11,7 @@ A scheme may say more of itself, and is asked for it only where it does:
     spreads          True: its server halves belong to clients and live where they do, in any of the run's processes;
                      what it sums over clients, it sums through `server.team`
     separate         True: nothing passes between clients inside a round, so that it may be played in groups of them
+    halves           (m, o) -> how many server halves it holds for m clients with o moments; not said: m(2 + o)
     pairs            True: every server gradient belongs to one client (FedNAR's joint norm needs that)
     shares_memory    True: each client has a server optimizer to the end of the round, so its memory can be averaged
     persists         True: the server's optimizer memory lives on, whatever the protocol

@@ -51,6 +51,9 @@ class SFLV2:
         auto: Reset = "never" if server.persists else "step"
         return Shared(server, clients, auto if self.reset == "auto" else self.reset)
 
+    def halves(self, m: int, o: int) -> float:
+        return 2 + o
+
 
 @dataclass(frozen=True)
 class SSL:
@@ -63,6 +66,9 @@ class SSL:
 
     def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Shared:
         return Shared(server, clients, "never" if server.persists else "round")
+
+    def halves(self, m: int, o: int) -> float:
+        return 2 + o
 
 
 class Shared:

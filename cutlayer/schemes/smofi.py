@@ -57,6 +57,9 @@ class SMoFi:
     def spreads(self) -> bool:
         return not (self.adaptive or self.fuse_clients)
 
+    def halves(self, m: int, o: int) -> float:
+        return 2 * m + 3 * o + (o - 1) * m
+
     def staleness(self) -> Staleness:
         return Staleness(self.alpha, self.stale_offset, self.hist_norm, self.rebias_history, self.adaptive)
 
