@@ -16,7 +16,7 @@ from cutlayer.errors import expect, is_whole, unknown
 from cutlayer.flat import Vectors, half
 from cutlayer.macs import Shape
 from cutlayer.nested import Inputs, each
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import Drawn, Randomness, callers_randomness
 from cutlayer.stack import SIZE, unstackable
 from cutlayer.workers import Workers
 
@@ -37,6 +37,7 @@ class Backend:
     back: str | None = None  # and the server half
     size: int = 1  # clients in one graph
     workers: Workers = field(default_factory=Workers)
+    randomness: Randomness = "global"
 
     @property
     def words(self) -> str:
@@ -65,24 +66,20 @@ def choose(
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
-    n = 1 if device.type == "cuda" else threads
-    why = "as asked"
+    drawn = _randomness(model, x, device)
+    workers = Workers(1 if drawn == "global" else threads)
     small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
-    if asked == "auto" and not (together and (small or device.type == "cuda")):
-        asked, why = "loop", "the model is not small"
     if not together:
-        why = "clients step one after another"
-    if asked == "loop" or not together:
-        return Backend("loop", why, workers=Workers(n if n == 1 or not _draws(model, x, device) else 1))
+        return Backend("loop", "clients step one after another", workers=workers, randomness=drawn)
+    if asked == "loop" or (asked == "auto" and not small and device.type == "cpu"):
+        why = "as asked" if asked == "loop" else "the model is not small"
+        return Backend("loop", why, workers=workers, randomness=drawn)
     front, back = _reasons(model, W, cuts, x, device)
-    size = GPU_STACK if device.type == "cuda" else SIZE
-    random = "it draws random numbers in its forward" in (front, back)
-    if asked == "auto" and (front or back):
-        return Backend("loop", f"not stackable: {front or back}", workers=Workers(1 if random else n))
+    if (front and back) or (asked == "auto" and (front or back)):
+        return Backend("loop", f"not stackable: {front or back}", front, back, workers=workers, randomness=drawn)
     why = "as asked" if asked == "stacked" else "the model is small" if small else "on a GPU"
-    if front is not None and back is not None:
-        return Backend("loop", f"not stackable: {front}", front, back, workers=Workers(1 if random else n))
-    return Backend("stacked", why, front, back, size, Workers(1 if random else n))
+    size = SIZE if device.type == "cpu" else GPU_STACK
+    return Backend("stacked", why, front, back, size, workers, drawn)
 
 
 def cores() -> int:
@@ -90,13 +87,18 @@ def cores() -> int:
     return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
 
-def _draws(model: nn.Module, x: Inputs, device: torch.device) -> bool:
-    """Whether a forward pass in training draws random numbers: such a model runs in one thread."""
+def _randomness(model: nn.Module, x: Inputs, device: torch.device) -> Randomness:
+    """What the model draws in training. A model that draws from torch's global generator runs in one thread."""
+    if device.type != "cpu":
+        return "global"
     whole = half(model, 0, len(blocks_of(model)), device)
     with callers_randomness(), torch.no_grad():
         before = torch.random.get_rng_state()
-        whole(each(x, torch.clone), whole.views(whole.read()))
-        return not torch.equal(before, torch.random.get_rng_state())
+        with Drawn(0) as drawn:
+            whole(each(x, torch.clone), whole.views(whole.read()))
+        if not torch.equal(before, torch.random.get_rng_state()):
+            return "global"
+    return "own" if drawn.used else "none"
 
 
 def _reasons(

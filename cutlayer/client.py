@@ -17,7 +17,7 @@ from cutlayer.local import clip, clips, joint, regularise, squared
 from cutlayer.messages import Address, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
 from cutlayer.nested import Inputs, channels_last, each
 from cutlayer.optim import Memory, Moments
-from cutlayer.rng import address, rng, seed_forward
+from cutlayer.rng import address, forward_randomness, rng
 from cutlayer.workers import Workers
 
 
@@ -79,9 +79,11 @@ class Client:
     def live(self) -> Live:
         """The next step's smashed data with their graph."""
         x, y = self.batch()
-        seed_forward(self.plan.feed.seed, self.plan.address.round, self.id, self.taken, "client")
+        rows, where = self.seat.rows, self.here()
+        seed, drawn = self.plan.feed.seed, rows.half.randomness
         with torch.enable_grad():
-            a = self.seat.rows.forward(self.seat.index, x)
+            with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
+                a = rows.forward(self.seat.index, x)
             return Live(self.noisy(a), y, self.seat.rows.views[self.seat.index])
 
     def forward(self) -> Smashed:

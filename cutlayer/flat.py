@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 from cutlayer.cut import blocks_of, in_order
 from cutlayer.errors import ContractError, expect
 from cutlayer.nested import Inputs
+from cutlayer.rng import Randomness
 
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
@@ -79,7 +80,14 @@ class Views(NamedTuple):
 class Half:
     """Consecutive blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound."""
 
-    def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtypes: Dtypes | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        device: torch.device,
+        dtypes: Dtypes | None = None,
+        randomness: Randomness = "global",
+    ) -> None:
+        self.randomness = randomness
         self.blocks = list(blocks)
         if any(t.device != device for block in blocks for _, _, t in _tensors(block)):
             self.blocks = list(nn.Sequential(*blocks).to(device))
@@ -180,7 +188,7 @@ class Half:
         found = self._twins.get(threading.get_ident())
         if found is None:
             held = {id(t): t for block in self.blocks for _, _, t in _tensors(block)}
-            found = Half(copy.deepcopy(self.blocks, held), self.device, self.dtypes)
+            found = Half(copy.deepcopy(self.blocks, held), self.device, self.dtypes, self.randomness)
             self._twins[threading.get_ident()] = found
         return found
 
@@ -239,10 +247,10 @@ def differentiate(
     return fresh[len(places) :]
 
 
-def half(model: nn.Module, lo: int, hi: int, device: torch.device) -> Half:
+def half(model: nn.Module, lo: int, hi: int, device: torch.device, randomness: Randomness = "global") -> Half:
     """Blocks lo..hi-1 of a copy of the model, in training mode; its vectors have the dtypes of the whole model."""
     blocks = blocks_of(copy.deepcopy(model).train())
-    return Half(blocks[lo:hi], device, Half(blocks, device).dtypes)
+    return Half(blocks[lo:hi], device, Half(blocks, device).dtypes, randomness)
 
 
 def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:

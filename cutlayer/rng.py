@@ -6,14 +6,19 @@ and redoing a round after a crash draws the same numbers again.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+Randomness = Literal["none", "own", "global"]
+"""What a model draws in its forward: nothing; from a generator that can be given; from torch's global one."""
 EVERYBODY = -1
 """The client of a draw that concerns the whole round (selection, order, cut)."""
 
@@ -29,12 +34,39 @@ def rng(seed: int, round: int, client: int, use: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(address(seed, round, client, use)))
 
 
-def seed_forward(seed: int, round: int, client: int, step: int, side: str) -> None:
-    """Seed what a model draws in its forward pass (dropout): one stream per (round, client, step, side)."""
+class Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whatever a forward pass draws on the CPU comes from a generator of its own: each thread may have one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generator = torch.Generator().manual_seed(number)
+        self.used = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _takes_generator(func):
+            self.used, kwargs = True, {**kwargs, "generator": kwargs.get("generator") or self.generator}
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+def forward_randomness(
+    kind: Randomness, seed: int, round: int, client: int, step: int, side: str
+) -> AbstractContextManager[object]:
+    """Where a model's forward pass draws from (dropout): one stream per (round, client, step, side)."""
+    if kind == "none":
+        return nullcontext()
     number = address(seed, round, client, f"forward/{side}/{step}")
+    if kind == "own":
+        return Drawn(number)
     torch.default_generator.manual_seed(number)  # torch.manual_seed would cost 200 us: it looks at every back end
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(number)
+    return nullcontext()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -42,6 +43,11 @@ from cutlayer.update import buffers_of
 from cutlayer.waves import waves
 from cutlayer.workers import blocks, one_thread
 
+UNADDRESSED = (
+    "the model has drawn random numbers in its forward, which it did not when it was first looked at: "
+    "this round cannot be repeated to the bit"
+)
+
 
 @dataclass(frozen=True)
 class Call:
@@ -68,7 +74,10 @@ class Engine:
         """Round state.n + 1. It commits whole, in what it returns, or not at all."""
         began = time.perf_counter()
         with callers_randomness(), one_thread(), torch.no_grad():
+            drawn = torch.random.get_rng_state()
             after, record = self._play(state)
+            if self.setup.backend.randomness != "global" and not torch.equal(drawn, torch.random.get_rng_state()):
+                warnings.warn(UNADDRESSED, stacklevel=3)
         self.setup.shelf.trim(after.kept)
         return after, replace(record, seconds=time.perf_counter() - began)
 

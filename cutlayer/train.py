@@ -217,7 +217,7 @@ def rounds(
     spreads = not isinstance(team, Ranks) or getattr(chosen, "spreads", False)
     flows = spreads and getattr(chosen, "flows", False)
     local_clients = LocalCohort(
-        trains, lambda L: half(model, 0, L + 1, on), how.workers, flows, how.size, how.front is None
+        trains, lambda L: half(model, 0, L + 1, on, how.randomness), how.workers, flows, how.size, how.front is None
     )
     selected = inputs.selected(participation, len(sizes))
     count = memory.counter(
@@ -242,7 +242,7 @@ def rounds(
         sizes=sizes,
         cuts=(lo, hi),
         offsets=whole.ends,
-        back=lambda L: half(model, L + 1, len(blocks), on),
+        back=lambda L: half(model, L + 1, len(blocks), on, how.randomness),
         feed=feed,
         optimizer=client_side,
         server_optimizer=server_side,

@@ -21,6 +21,7 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {"closing"},
     {"round", "costs"},
     {"train"},
+    {"bench"},
     {"config", "methods", "journal", "store", "blocks"},
     {"population"},
     {"experiment"},

@@ -219,6 +219,16 @@ def test_rows_that_step_together_step_as_each_would_alone(
     assert memory.t == [count + (j in which) for j, count in enumerate(counts)]
 
 
+def test_a_gradient_that_was_clipped_is_not_regularised_again() -> None:
+    """A rule that clips has added its own term and the weight decay before it took the norm."""
+    optimizer = cl.SGD(lr=1.0, momentum=0.0, weight_decay=0.5)
+    for rule, again in ((cl.FedNAR(max_norm=1.0, mu=0.3), False), (cl.FedNAR(max_norm=math.inf, mu=0.3), True)):
+        rows = linear(4, 2)
+        w, g, w0 = rows.w.clone(), rows.g.clone(), torch.zeros(rows.w.shape[1], dtype=torch.float64)
+        descend(Workers(), rule, optimizer, rows, Memory(optimizer, rows.w), [0, 1], w0, 0.1)
+        torch.testing.assert_close(rows.w, w - 0.1 * (g + 0.8 * w if again else g), rtol=1e-13, atol=1e-13)
+
+
 # ---- Means -------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from torch.func import vmap
 from cutlayer.cut import in_order
 from cutlayer.flat import Half, Rows, Views, differentiate
 from cutlayer.messages import Address, Attached, CutGrad, Smashed
-from cutlayer.rng import seed_forward
+from cutlayer.rng import forward_randomness
 from cutlayer.stack import Stacks, each_loss, together
 from cutlayer.workers import Workers
 
@@ -115,10 +115,10 @@ class Passes:
         return [CutGrad(s.address, part, loss) for s, part, loss in parts]
 
     def _forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
-        seed_forward(self.seed, where.round, where.client, where.step, "server")
         given = a.clone() if self._writes else a
         before = given._version
-        out = rows.forward(row, given)
+        with forward_randomness(self.half.randomness, self.seed, where.round, where.client, where.step, "server"):
+            out = rows.forward(row, given)
         self._writes = given._version != before
         return out
 

@@ -261,9 +261,10 @@ def test_silent_at_its_square(scheme: Any, optimizer: str, lost: Lost, kind: Lit
     """Without the client's part of the norm the server does not take the step: as if the step had not arrived."""
     task = task_of(OPTIMIZERS[optimizer][1], rounds=2)
     faults = [dataclasses.replace(fault, what="square") for fault in gone(lost, kind)]
-    ours = disturbed(task, scheme, faults, **NAR).model
-    assert difference(ours, disturbed(task, scheme, gone(lost), **NAR).model) == 0
-    assert difference(ours, disturbed(task, scheme, [], **NAR).model) > 1e-5
+    more = {**NAR, "backend": "loop"}  # in a stack the others' bits depend on who is in it
+    ours = disturbed(task, scheme, faults, **more).model
+    assert difference(ours, disturbed(task, scheme, gone(lost), **more).model) == 0
+    assert difference(ours, disturbed(task, scheme, [], **more).model) > 1e-5
 
 
 @pytest.mark.parametrize("lost", [{2: 2}, {2: 0}, {1: 1, 3: 6}], ids=str)

@@ -1,0 +1,52 @@
+"""What the benchmark measures in a process of its own: its peak memory, or a round among ranks.
+
+python -m cutlayer.bench.child peak SCHEME CLIENTS
+torchrun ... -m cutlayer.bench.child ranks MODEL
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from dataclasses import replace
+
+from cutlayer.bench.cases import CASES, Case
+from cutlayer.bench.sections import run
+from cutlayer.ranks import join, leave
+
+WIDE = Case("wide", "mlp", (8,), 10, 0, 4, 4, 2, (("width", 1536), ("depth", 4)))
+
+
+def peak(scheme: str, clients: int) -> dict[str, float]:
+    """The highest memory of this process after two rounds, with a small front and a wide back."""
+    ours = run(replace(WIDE, clients=clients), scheme, threads=1, backend="loop")
+    next(ours)
+    next(ours)
+    W_c, W_s = ours.state.W.split(ours.setup.offsets[0])
+    return {
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "server_parameters": len(W_s.w),
+        "client_parameters": len(W_c.w),
+    }
+
+
+def ranks(name: str) -> dict[str, list[float]]:
+    """Seconds of three rounds."""
+    ours = run(replace(CASES[name], clients=4 if name == "resnet18" else 20), threads=1, ranks="ordered")
+    next(ours)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        next(ours)
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds}
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    found = peak(rest[0], int(rest[1])) if what == "peak" else ranks(rest[0])
+    if join("ordered").root:
+        print(json.dumps(found))
+    leave()

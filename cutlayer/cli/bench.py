@@ -1,0 +1,117 @@
+"""`cutlayer bench`: how fast clients are simulated here, against centralised training and against naive code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import rich.box
+import rich.table
+
+from cutlayer.bench import sections
+from cutlayer.bench.cases import CASES
+from cutlayer.bench.sections import Row
+from cutlayer.cli.progress import console
+from cutlayer.errors import StoreError, expect, unknown
+from cutlayer.files import write_aside
+
+ABOUT = """\
+Measure how fast this machine simulates clients. Everything is timed side by side in one process, turn by turn, and
+the figures are medians of ratios with their quartiles: 1.00 is as fast as the other, 2.00 twice as fast.
+
+  throughput   over centralised training of the same samples: plain PyTorch, and tuned (channels_last, fused SGD); and
+               over a naive simulation: a deepcopied module and a torch optimizer for every client
+  schemes      every scheme over plain centralised training
+  fusion       what SMoFi's fusion adds to a step, and the share of a step that updates and fuses
+  overhead     the share of a round that is neither training nor testing
+  clients      seconds of a round against selected and registered clients
+  memory       bytes for each server-half parameter and selected client
+  processes    two ranks against one, one thread each
+
+examples:
+  cutlayer bench --quick                              under a minute, rough
+  cutlayer bench --out bench.json                     everything; about twenty minutes on two cores
+  cutlayer bench --only throughput --models mlp lstm
+"""
+SECTIONS = ("throughput", "schemes", "fusion", "overhead", "clients", "memory", "processes")
+BAR = 20  # characters of a bar that stands for a ratio of 2
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("bench", help="how fast clients are simulated on this machine", description=ABOUT)
+    command.add_argument("--quick", action="store_true", help="smaller rounds, fewer turns: under a minute")
+    command.add_argument("--only", nargs="+", metavar="SECTION", help=f"some of: {', '.join(SECTIONS)}")
+    command.add_argument("--models", nargs="+", metavar="NAME", help=f"for throughput, some of: {', '.join(CASES)}")
+    command.add_argument("--repeats", type=int, metavar="N", help="turns (default: 7; quick: 2)")
+    command.add_argument("--out", metavar="FILE", help="write the figures as JSON")
+    command.set_defaults(run=_bench)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    chosen, models = args.only or list(SECTIONS), args.models or list(CASES)
+    for given, valid, what in ((chosen, SECTIONS, "section"), (models, CASES, "model")):
+        for name in given:
+            if name not in valid:
+                raise unknown(what, name, valid)
+    repeats = args.repeats if args.repeats is not None else 2 if args.quick else 7
+    expect(repeats >= 1, "repeats", repeats, "a whole number, at least 1")
+    if args.out and not Path(args.out).resolve().parent.is_dir():
+        raise StoreError(f"{args.out}: no such folder to write it to")
+    began, quick = time.perf_counter(), args.quick
+    found: dict[str, Any] = {"machine": sections.machine(), "quick": quick, "repeats": repeats}
+    makers: dict[str, Callable[[], Iterable[Row]]] = {
+        "throughput": lambda: sections.throughput(models, quick, repeats),
+        "schemes": lambda: sections.schemes(quick, repeats),
+        "fusion": lambda: sections.fusion(quick, repeats),
+        "overhead": lambda: sections.overhead(quick, repeats),
+        "clients": lambda: sections.clients(quick, repeats),
+        "memory": lambda: sections.memory(quick),
+        "processes": lambda: sections.processes(quick, repeats),
+    }
+    console.print("  ".join(f"{key} {value}" for key, value in found["machine"].items()), highlight=False)
+    for name in chosen:
+        rows: list[Row] = []
+        with console.status(f"measuring {name}") as status:
+            for row in makers[name]():
+                rows.append(row)
+                first = next(iter(row.values()))
+                status.update(f"measuring {name}: {first} done")
+        found[name] = rows
+        console.print(_table(name, rows))
+    found["minutes"] = (time.perf_counter() - began) / 60
+    console.print(f"{found['minutes']:.1f} minutes")
+    if args.out:
+        write_aside(Path(args.out), json.dumps(found, indent=1).encode())
+        console.print(f"wrote {args.out}")
+    return 0
+
+
+def _table(name: str, rows: list[Row]) -> rich.table.Table:
+    table = rich.table.Table(title=name, title_justify="left", box=rich.box.SIMPLE, header_style="")
+    columns = [key for key in rows[0] if key != "backend" or name == "schemes"]
+    for key in columns:
+        table.add_column(key.replace("_", " "), justify="left" if isinstance(rows[0][key], str | dict) else "right")
+    if name == "clients":
+        table.add_column("")
+    longest = max((row["seconds"] for row in rows if "seconds" in row), default=1.0)
+    for row in rows:
+        cells = [_cell(row[key]) for key in columns]
+        if name == "clients":
+            cells.append("█" * max(1, round(2 * BAR * row["seconds"] / longest)))
+        table.add_row(*cells)
+    return table
+
+
+def _cell(value: Any) -> str:
+    """A number, or a ratio with its quartiles, its aim and a bar."""
+    if isinstance(value, dict):
+        aim = f", aim {value['aim']:g}" if value.get("aim") is not None else ""
+        bar = "█" * max(0, min(2 * BAR, round(BAR * value["median"] / 2)))
+        return f"{value['median']:.2f} ({value['low']:.2f} to {value['high']:.2f}{aim}) {bar}"
+    if isinstance(value, float):
+        return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
