@@ -58,9 +58,9 @@ def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, team: Team
 
     def squares(at: slice) -> list[float]:
         away = (row.w[at] - center.w[at] for row in rows)
-        return [float(part.dot(part)) for part in away]
+        return [float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in away]
 
     found = zip(*workers.map(squares, parts(len(center.w))), strict=True)
-    mine = [math.sqrt(math.fsum(pieces)) for pieces in found]
+    mine = [math.sqrt(math.fsum(pieces)) for pieces in found] or [0.0] * len(rows)
     everybodys = [distance for distances in team.everyones(mine) for distance in distances]
     return math.fsum(everybodys) / len(everybodys)

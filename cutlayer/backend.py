@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cutlayer.cut import blocks_of
 from cutlayer.errors import expect, is_whole, unknown
@@ -17,7 +17,7 @@ from cutlayer.flat import Vectors, half
 from cutlayer.macs import Shape
 from cutlayer.nested import Inputs, each
 from cutlayer.rng import Drawn, Randomness, callers_randomness
-from cutlayer.stack import SIZE, unstackable
+from cutlayer.stack import SIZE, Loss, unstackable
 from cutlayer.workers import Workers
 
 BACKENDS = ("auto", "loop", "stacked")
@@ -58,6 +58,8 @@ def choose(
     cuts: tuple[int, int],
     shape: Shape,
     x: Inputs,
+    y: Tensor,
+    loss: Loss,
     batch_size: int,
     together: bool,
     device: torch.device,
@@ -66,7 +68,7 @@ def choose(
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
-    drawn = _randomness(model, x, device)
+    drawn = _randomness(model, x, y, loss, device)
     workers = Workers(1 if drawn == "global" else threads)
     small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
     if not together:
@@ -75,6 +77,8 @@ def choose(
         why = "as asked" if asked == "loop" else "the model is not small"
         return Backend("loop", why, workers=workers, randomness=drawn)
     front, back = _reasons(model, W, cuts, x, device)
+    if drawn == "global" and device.type == "cpu":
+        front = back = front or back or "the loss draws random numbers"
     if (front and back) or (asked == "auto" and (front or back)):
         return Backend("loop", f"not stackable: {front or back}", front, back, workers=workers, randomness=drawn)
     why = "as asked" if asked == "stacked" else "the model is small" if small else "on a GPU"
@@ -87,7 +91,7 @@ def cores() -> int:
     return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
 
-def _randomness(model: nn.Module, x: Inputs, device: torch.device) -> Randomness:
+def _randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
     """What the model draws in training. A model that draws from torch's global generator runs in one thread."""
     if device.type != "cpu":
         return "global"
@@ -95,7 +99,8 @@ def _randomness(model: nn.Module, x: Inputs, device: torch.device) -> Randomness
     with callers_randomness(), torch.no_grad():
         before = torch.random.get_rng_state()
         with Drawn(0) as drawn:
-            whole(each(x, torch.clone), whole.views(whole.read()))
+            out = whole(each(x, torch.clone), whole.views(whole.read()))
+        loss(out, y)
         if not torch.equal(before, torch.random.get_rng_state()):
             return "global"
     return "own" if drawn.used else "none"

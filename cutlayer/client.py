@@ -39,7 +39,8 @@ class Client:
 
     def open(self, plan: Plan, seat: Seat) -> None:
         """Begin a round: with the weights and memory of the plan, or with those it kept, or with empty memory."""
-        self.plan, self.seat, self.taken, self.tried, self.clipped = plan, seat, 0, 0, 0
+        self.plan, self.seat, self.taken, self.tried = plan, seat, 0, 0
+        self.clipped: int | Tensor = 0
         own = plan.own
         start = plan.start or Vectors(own["w"], own["b"], own["i"])
         seat.rows.put(seat.index, start)
@@ -80,7 +81,7 @@ class Client:
         """The next step's smashed data with their graph."""
         x, y = self.batch()
         rows, where = self.seat.rows, self.here()
-        seed, drawn = self.plan.feed.seed, rows.half.randomness
+        seed, drawn = self.plan.feed.seed, rows.half.style.randomness
         with torch.enable_grad():
             with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
                 a = rows.forward(self.seat.index, x)
@@ -98,14 +99,15 @@ class Client:
         """
         if not self.asked(reply):
             return None
-        seat, plan, own = self.seat, self.plan, 0.0
+        seat, plan, own = self.seat, self.plan, torch.zeros((), dtype=torch.float64)
         self.receive(reply)
         w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
         if plan.local is not None and clips(plan.local):
             regularise(plan.local, plan.optimizer, g, w, self.w0)
             own = squared(g)
             self.tried += 1
-            self.clipped += clip(plan.local, g, own + (reply.square or 0.0))
+            whole = own if reply.square is None else own + reply.square.to(own.device)
+            self.clipped = self.clipped + clip(plan.local, g, whole)
         descend(ALONE, plan.local, plan.optimizer, seat.rows, seat.memory, [seat.index], self.w0, plan.eta)
         self.stepped()
         return Square(reply.address, own) if joint(plan.local) else None
@@ -143,7 +145,7 @@ class Client:
             seat.memory.get(seat.index),
             self.place + self.taken,
             self.tried,
-            self.clipped,
+            int(self.clipped),
             plan.keeps_half,
             plan.shares_memory,
         )

@@ -123,6 +123,9 @@ class Config(BaseModel):
         "scheme allows it, and what cannot fit is refused at once",
     )
     threads: int | None = Field(None, description="clients computed side by side (default: one per core)")
+    autocast: Literal["bfloat16"] | None = Field(
+        None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
+    )
     device: str = Field("cpu", description="torch device")
 
     @field_validator("task", "devices")

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
+from torch import Tensor
+
 from cutlayer.cohorts.seam import Cohort
 from cutlayer.local import Local, joint
 from cutlayer.messages import Address, Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
@@ -57,7 +59,7 @@ class Exchange:
         for j in self._silent:
             del taken[j]
 
-    def send(self, replies: Sequence[CutGrad]) -> Mapping[int, float]:
+    def send(self, replies: Sequence[CutGrad]) -> Mapping[int, Tensor]:
         """Gradients to the clients; ||h||^2 of their halves back. One that does not answer is lost."""
         squares = admit(self.cohort.scatter(replies), {r.address.client: r.address for r in replies})
         self.ledger.up += sum(square.nbytes for square in squares)

@@ -82,6 +82,7 @@ def assemble(config: Config, warm: bool = True) -> Run:
         threads=config.threads,
         ranks=config.ranks,
         memory_limit=config.memory_limit,
+        autocast=config.autocast,
         device=config.device,
         target=config.target,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from cutlayer.errors import ContractError, expect
 from cutlayer.nested import Inputs
 from cutlayer.rng import Randomness
 
+FEW = 16  # channels; 2 to 7 were seen to fail
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
 
@@ -77,6 +79,15 @@ class Views(NamedTuple):
     g: list[Tensor]
 
 
+@dataclass(frozen=True)
+class Style:
+    """How the blocks compute: what they draw, and whether their forward runs in a shorter type where torch says it may
+    (what comes out has the model's own)."""
+
+    randomness: Randomness = "global"
+    autocast: torch.dtype | None = None
+
+
 class Half:
     """Consecutive blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound."""
 
@@ -85,14 +96,16 @@ class Half:
         blocks: Sequence[nn.Module],
         device: torch.device,
         dtypes: Dtypes | None = None,
-        randomness: Randomness = "global",
+        style: Style | None = None,
+        last: bool | None = None,
     ) -> None:
-        self.randomness = randomness
+        self.style = style or Style()
         self.blocks = list(blocks)
         if any(t.device != device for block in blocks for _, _, t in _tensors(block)):
             self.blocks = list(nn.Sequential(*blocks).to(device))
         self.device = device
-        self.images = any(isinstance(m, nn.Conv2d) for block in self.blocks for m in block.modules())
+        self.last = channels_last_is_safe(self.blocks) if last is None else last
+        self.images = self.last and any(isinstance(m, nn.Conv2d) for block in self.blocks for m in block.modules())
         self.slots: tuple[list[Slot], list[Slot], list[Slot]] = ([], [], [])
         self.ends: list[tuple[int, int, int]] = []  # the three offsets at which each block ends
         seen: dict[int, Slot] = {}
@@ -104,7 +117,7 @@ class Half:
                 slots = self.slots[kind]
                 if id(tensor) not in seen:
                     start = slots[-1].stop if slots else 0
-                    kernels = isinstance(module, nn.Conv2d) and name == "weight"
+                    kernels = self.last and isinstance(module, nn.Conv2d) and name == "weight"
                     seen[id(tensor)] = Slot(start, start + tensor.numel(), tensor.shape, kernels, [])
                     slots.append(seen[id(tensor)])
                 seen[id(tensor)].places.append((module, name))
@@ -114,6 +127,7 @@ class Half:
         self.dtypes: Dtypes = dtypes or (parameters, _one_dtype(b, parameters), _one_dtype(i, torch.int64))
         self._bound: Views | None = None
         self._twins: dict[int, Half] = {threading.get_ident(): self}
+        self._template = _twin_of(self.blocks)  # as they came: what runs may leave things in them
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -169,11 +183,19 @@ class Half:
         """The blocks' output, computed in this thread's own copy of them."""
         here = self.here()
         here.bind(views)
-        out = in_order(here.blocks, x)
+        out = here.apply(x)
         for tensor, module, name in here.reassigned(views):
             tensor.data.copy_(getattr(module, name).detach())  # .data: other views of the row may await their backward
             _put(module, name, tensor)
         return out
+
+    def apply(self, x: Inputs) -> Tensor:
+        """The blocks in order, with whatever is bound."""
+        if self.style.autocast is None:
+            return in_order(self.blocks, x)
+        with torch.autocast(self.device.type, self.style.autocast):
+            out = in_order(self.blocks, x)
+        return out.to(self.dtypes[0]) if out.is_floating_point() else out
 
     def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
         """The bound buffers that a block has replaced instead of writing into them."""
@@ -187,14 +209,13 @@ class Half:
         """This half in this thread: modules of its own to bind, every tensor shared."""
         found = self._twins.get(threading.get_ident())
         if found is None:
-            held = {id(t): t for block in self.blocks for _, _, t in _tensors(block)}
-            found = Half(copy.deepcopy(self.blocks, held), self.device, self.dtypes, self.randomness)
+            found = Half(_twin_of(self._template), self.device, self.dtypes, self.style, self.last)
             self._twins[threading.get_ident()] = found
         return found
 
     def train(self, mode: bool) -> None:
-        for twin in self._twins.values():
-            for block in twin.blocks:
+        for blocks in (self._template, *(twin.blocks for twin in self._twins.values())):
+            for block in blocks:
                 block.train(mode)
 
 
@@ -247,10 +268,20 @@ def differentiate(
     return fresh[len(places) :]
 
 
-def half(model: nn.Module, lo: int, hi: int, device: torch.device, randomness: Randomness = "global") -> Half:
+def half(model: nn.Module, lo: int, hi: int, device: torch.device, style: Style | None = None) -> Half:
     """Blocks lo..hi-1 of a copy of the model, in training mode; its vectors have the dtypes of the whole model."""
     blocks = blocks_of(copy.deepcopy(model).train())
-    return Half(blocks[lo:hi], device, Half(blocks, device).dtypes, randomness)
+    whole = Half(blocks, device)
+    return Half(blocks[lo:hi], device, whole.dtypes, style, whole.last)
+
+
+def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
+    """Torch's channels_last kernel for a strided 1x1 convolution of a few channels writes past its end (seen in 2.13
+    on a CPU): a model that has one keeps the plain order."""
+    convolutions = (m for block in blocks for m in block.modules() if isinstance(m, nn.Conv2d))
+    return not any(
+        max(m.kernel_size) == 1 and max(m.stride) > 1 and m.in_channels // m.groups < FEW for m in convolutions
+    )
 
 
 def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:
@@ -264,6 +295,12 @@ def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:
         b.add_(row.b, alpha=p_j)
         torch.maximum(i, row.i, out=i)
     return Vectors(w.to(first.w.dtype), b.to(first.b.dtype), i)
+
+
+def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Other modules, with the same tensors."""
+    held: dict[int, object] = {id(t): t for block in blocks for _, _, t in _tensors(block)}
+    return copy.deepcopy(list(blocks), held)
 
 
 def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

@@ -134,11 +134,10 @@ def probed(
     return next(iter(seen.values())), classes
 
 
-def example(trains: Sequence[Source], device: torch.device) -> Inputs:
+def example(trains: Sequence[Source], device: torch.device) -> tuple[Inputs, Tensor]:
     """A small batch, of different rows where a client has some."""
     first = next(iter(_each_kind(trains)))
-    x, _ = first.take(np.arange(4) % len(first), device)
-    return x
+    return first.take(np.arange(4) % len(first), device)
 
 
 def _each_kind(group: Sequence[Source]) -> Iterable[Source]:

@@ -90,16 +90,16 @@ def joint(rule: Local | None) -> bool:
     return rule is not None and clips(rule) and rule.norm == "joint"
 
 
-def squared(h: Tensor) -> float:
-    """||h||^2."""
-    return float(h.norm()) ** 2
+def squared(h: Tensor) -> Tensor:
+    """||h||^2, on the device of h: nobody waits for it."""
+    square: Tensor = h.norm().double().square()
+    return square
 
 
-def clip(rule: Local, h: Tensor, square: float) -> bool:
+def clip(rule: Local, h: Tensor, square: Tensor) -> Tensor:
     """h <- c*h, where `square` is ||h||^2 of whatever the norm runs over; whether c was below 1."""
-    c = rule.max_norm / (math.sqrt(square) + 1e-6)
-    if c < 1:
-        h.mul_(c)
+    c = rule.max_norm / (square.sqrt() + 1e-6)
+    h.mul_(c.clamp(max=1).to(h.dtype))
     return c < 1
 
 

@@ -107,7 +107,7 @@ class CutGrad:
     address: Address
     grad: Tensor | None  # None: it has flowed on into the client's half already
     loss: Tensor
-    square: float | None = None  # ||h||^2 of the server's half, for a joint norm
+    square: Tensor | None = None  # ||h||^2 of the server's half, for a joint norm
     flowed: int = 0  # the bytes of a gradient that has
 
     @property
@@ -120,7 +120,7 @@ class Square:
     """||h||^2 of a client's half at one step."""
 
     address: Address
-    value: float
+    value: Tensor
     nbytes: int = SCALAR
 
 

@@ -7,14 +7,15 @@ BatchNorm's statistics always are: vmap would lose what it writes into parts of 
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
-from cutlayer.cut import in_order
 from cutlayer.flat import Half, Rows, Vectors, Views, differentiate
 from cutlayer.nested import Inputs, each
 
@@ -22,7 +23,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE = 10
 """Rows of a stack on a CPU: enough to share the cost of a call, few enough for several threads to have some each."""
 
-KEEP = 32  # stacks that are kept for later steps
+KEEP = 256  # stacks that are kept for later steps
 
 
 class Stack:
@@ -48,7 +49,7 @@ class Stack:
 
         def one(tensors: Views, x: Inputs) -> Tensor:
             half.bind(tensors)
-            out = in_order(half.blocks, x)
+            out = half.apply(x)
             for _, module, name in half.reassigned(tensors):
                 raise RuntimeError(f"{type(module).__name__} replaces its buffer {name!r} in its forward")
             return out
@@ -80,14 +81,16 @@ class Stacks:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self._made: dict[tuple[int, ...], Stack] = {}
+        self._lock = threading.Lock()
 
     def of(self, which: Sequence[int]) -> Stack:
         key = tuple(which)
-        if key not in self._made:
-            if len(self._made) >= KEEP:  # as clients finish, other sets step together
-                self._made.pop(next(iter(self._made)))
-            self._made[key] = Stack(self.rows, which)
-        return self._made[key]
+        with self._lock:
+            if key not in self._made:
+                if len(self._made) >= KEEP:  # as clients finish, other sets step together
+                    self._made.pop(next(iter(self._made)))
+                self._made[key] = Stack(self.rows, which)
+            return self._made[key]
 
 
 def together(rows: Sequence[int], samples: Sequence[int], size: int) -> list[list[int]]:
@@ -118,6 +121,8 @@ def each_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
 
 def unstackable(half: Half, state: Vectors, x: Inputs) -> str | None:
     """Why a half cannot be stacked, found by trying it on one batch with two rows; None: it can."""
+    if any(isinstance(module, nn.RNNBase) for block in half.blocks for module in block.modules()):
+        return "vmap has no rule for recurrent layers"
     rows = Rows(half, 2)
     rows.fill(state, 2)
     torch.default_generator.manual_seed(0)
@@ -132,9 +137,13 @@ def unstackable(half: Half, state: Vectors, x: Inputs) -> str | None:
         rows.fill(state, 2)
         try:
             stack = Stack(rows, [0, 1])
-            out = stack.forward(stacked([x, x]))
-            if out.requires_grad:
-                differentiate(out.sum(), [stack.views])
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                out = stack.forward(stacked([x, x]))
+                if out.requires_grad:
+                    differentiate(out.sum(), [stack.views])
+            if any("batching rule" in str(warning.message) for warning in said):
+                return "vmap has no rule for one of its operations"
         except Exception as error:  # whatever vmap or a model of the user's may raise
             return str(error).splitlines()[0]
         finally:

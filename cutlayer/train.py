@@ -23,7 +23,7 @@ from cutlayer.devices import Device
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
-from cutlayer.flat import Half, Vectors, half
+from cutlayer.flat import Half, Style, Vectors, half
 from cutlayer.kept import Shelf
 from cutlayer.lazy import Lazy
 from cutlayer.local import Local
@@ -155,6 +155,7 @@ def rounds(
     threads: int | None = None,
     ranks: Literal["ordered", "fast"] | None = None,
     memory_limit: float | None = None,
+    autocast: Literal["bfloat16"] | None = None,
     device: str | torch.device = "cpu",
     target: float | None = None,
 ) -> Run:
@@ -170,6 +171,7 @@ def rounds(
     2 30
     """
     team = join(ranks)
+    expect(autocast in (None, "bfloat16"), "autocast", autocast, "'bfloat16', or None (float16 needs scaled losses)")
     _later("labels", labels, "send", "the U-shaped split")
     _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, memory_limit, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
@@ -195,6 +197,7 @@ def rounds(
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
     cores = backends.cores()
     with one_thread():
+        example = inputs.example(trains, on)
         shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
         how = backends.choose(
             backend,
@@ -203,7 +206,8 @@ def rounds(
             start.W,
             (lo, hi),
             shape,
-            inputs.example(trains, on),
+            *example,
+            loss,
             batch_size,
             chosen.wave_order != "one_by_one",
             on,
@@ -216,14 +220,15 @@ def rounds(
         )
     spreads = not isinstance(team, Ranks) or getattr(chosen, "spreads", False)
     flows = spreads and getattr(chosen, "flows", False)
+    style = Style(how.randomness, None if autocast is None else torch.bfloat16)
     local_clients = LocalCohort(
-        trains, lambda L: half(model, 0, L + 1, on, how.randomness), how.workers, flows, how.size, how.front is None
+        trains, lambda L: half(model, 0, L + 1, on, style), how.workers, flows, how.size, how.front is None
     )
     selected = inputs.selected(participation, len(sizes))
     count = memory.counter(
         model,
         lo,
-        inputs.example(trains, on),
+        example[0],
         on,
         batch_size,
         chosen,
@@ -242,7 +247,7 @@ def rounds(
         sizes=sizes,
         cuts=(lo, hi),
         offsets=whole.ends,
-        back=lambda L: half(model, L + 1, len(blocks), on, how.randomness),
+        back=lambda L: half(model, L + 1, len(blocks), on, style),
         feed=feed,
         optimizer=client_side,
         server_optimizer=server_side,
@@ -349,6 +354,7 @@ def train(*arguments: Any, **named: Any) -> Result:
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
     memory_limit    MiB for a round's weights, gradients and activations: clients train in groups where the scheme
                     allows it, and what cannot fit is refused before training (None: no limit)
+    autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay
     ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
     target          stop once the test accuracy is at least this
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by

@@ -278,6 +278,19 @@ def test_a_half_without_weights_has_a_mean_and_no_drift() -> None:
     assert drift(rows, got, Workers(2), ALONE) == 0.0
 
 
+def test_what_the_loss_does_not_reach_has_no_gradient() -> None:
+    """The place of its gradient holds zeros, whatever was there; an input's is zero too."""
+    rows = linear(4, 2)
+    x = torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    with torch.enable_grad():
+        (back,) = differentiate(rows.forward(0, x).sum(), rows.views, inputs=[x])  # the second row is not used
+        assert bool((rows.g[0] != 0).all()) and bool((rows.g[1] == 0).all()) and bool((back != 0).any())
+        (back,) = differentiate((2 * rows.views[1].w[0]).sum(), [rows.views[1]], inputs=[x])
+    assert rows.g[1].tolist() == [2.0] * 12 + [0.0] * 3 and bool((back == 0).all())
+    differentiate(torch.tensor(3.0), [rows.views[1]])  # a constant
+    assert bool((rows.g[1] == 0).all())
+
+
 # ---- A half in every thread --------------------------------------------------------------------------------------
 
 

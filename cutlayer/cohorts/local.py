@@ -118,7 +118,7 @@ class LocalCohort:
         for group in pending:
             self._backward(group, heard)
         clients = [self.clients[reply.address.client] for reply in replies]
-        if pending and self._alike(clients, replies):
+        if pending and clients and self._alike(clients, replies):
             for client, reply in zip(clients, replies, strict=True):
                 client.receive(reply)
             seats = sorted(client.seat.index for client in clients)

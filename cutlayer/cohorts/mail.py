@@ -45,9 +45,10 @@ def _written(message: Message) -> tuple[list[Any], list[Tensor]]:
             return [kind, where], [message.a, message.y]
         case CutGrad():
             assert message.grad is not None, "a gradient that has flowed on does not travel"
-            return [kind, where, message.square], [message.grad, message.loss]
+            square = [] if message.square is None else [message.square]
+            return [kind, where, len(square)], [message.grad, message.loss, *square]
         case Square():
-            return [kind, where, message.value], []
+            return [kind, where], [message.value]
         case Momentum():
             return [kind, where, len(message.m)], list(message.m)
         case Start():
@@ -66,9 +67,10 @@ def _read(line: list[Any], tensors: Iterator[Tensor]) -> Message:
         case "Smashed":
             return Smashed(address, next(tensors), next(tensors))
         case "CutGrad":
-            return CutGrad(address, next(tensors), next(tensors), rest[0])
+            grad, loss = next(tensors), next(tensors)
+            return CutGrad(address, grad, loss, next(tensors) if rest[0] else None)
         case "Square":
-            return Square(address, rest[0])
+            return Square(address, next(tensors))
         case "Momentum":
             return Momentum(address, tuple(next(tensors) for _ in range(rest[0])))
         case "Start":

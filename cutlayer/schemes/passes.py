@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from cutlayer.cut import in_order
 from cutlayer.flat import Half, Rows, Views, differentiate
 from cutlayer.messages import Address, Attached, CutGrad, Smashed
 from cutlayer.rng import forward_randomness
@@ -108,7 +107,7 @@ class Passes:
             else:
                 half = self.half.here()
                 half.bind(rows.views[row])
-                losses = each_loss(self.loss, vmap(lambda a: in_order(half.blocks, a))(a.clone()), y)
+                losses = each_loss(self.loss, vmap(half.apply)(a.clone()), y)
             (grad,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True)
         grad = torch.zeros_like(leaf) if grad is None else grad
         parts = zip(smashed, grad[None] if len(smashed) == 1 else grad, losses.detach(), strict=True)
@@ -117,7 +116,7 @@ class Passes:
     def _forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
         given = a.clone() if self._writes else a
         before = given._version
-        with forward_randomness(self.half.randomness, self.seed, where.round, where.client, where.step, "server"):
+        with forward_randomness(self.half.style.randomness, self.seed, where.round, where.client, where.step, "server"):
             out = rows.forward(row, given)
         self._writes = given._version != before
         return out

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cutlayer.descend import descend
@@ -18,7 +19,7 @@ from cutlayer.schemes.passes import Loss, Message, Passes
 from cutlayer.team import ALONE, Team
 from cutlayer.workers import Workers
 
-Send = Callable[[Sequence[CutGrad]], Mapping[int, float]]
+Send = Callable[[Sequence[CutGrad]], Mapping[int, Tensor]]
 TRAINED, LOOKED = 3, 2  # forwards that a sample costs: forward 1, backward 2 (1 where only the input's is wanted)
 
 
@@ -72,7 +73,7 @@ class Server:
         self._owners: list[str] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
         self.work = 0  # samples times forwards
-        self.steps = self.clipped = 0  # gradients that a local rule could clip, and that it did
+        self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip, and that it did
 
     def surrogates(self, n: int) -> Rows:
         """n copies of W_s (there may be more rows behind them, unused)."""
@@ -110,7 +111,7 @@ class Server:
         self.steps += len(smashed) * clips(self.local)
         which = [row[s.address.client] for s in smashed]
         if clips(self.local):
-            self.clipped += sum(self.workers.map(lambda r: self._regularise(rows, r), which))
+            self._clipped += self.workers.map(lambda r: self._regularise(rows, r), which)
         if not joint(self.local):
             return replies
         self._pending |= {s.address.client: rows.g[r] for s, r in zip(smashed, which, strict=True)}
@@ -124,16 +125,21 @@ class Server:
         grad, loss = self.passes.gradient(rows, row, where, a, y, weight)
         self.work += TRAINED * len(y)
         self.steps += clips(self.local)
-        self.clipped += self._regularise(rows, row)
+        self._clipped.append(self._regularise(rows, row))
         return grad, loss
 
-    def _regularise(self, rows: Rows, row: int) -> bool:
+    @property
+    def clipped(self) -> int:
+        """How many gradients were clipped."""
+        return int(sum(float(clipped) for clipped in self._clipped))
+
+    def _regularise(self, rows: Rows, row: int) -> Tensor:
         """Where the local rule clips: g <- c*h, or h alone where c needs the client's half of the norm too."""
         rule, h = self.local, rows.g[row]
         if rule is None or not clips(rule):
-            return False  # `step` regularises on its way
+            return torch.zeros(())  # `step` regularises on its way
         regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
-        return not joint(rule) and clip(rule, h, squared(h))
+        return torch.zeros(()) if joint(rule) else clip(rule, h, squared(h))
 
     def regularise(self, g: Tensor, w: Tensor, at: slice) -> None:
         """g <- h for one part of some rows; nothing where it has been done."""
@@ -159,7 +165,8 @@ class Server:
         answered = [reply for reply in replies if reply.address.client in squares]
         for reply in answered:
             j = reply.address.client
-            self.clipped += clip(rule, self._pending[j], squares[j] + (reply.square or 0.0))
+            assert reply.square is not None, "a joint rule has the server's half of the norm"
+            self._clipped.append(clip(rule, self._pending[j], squares[j] + reply.square))
         self._pending.clear()
         return answered
 

@@ -555,19 +555,61 @@ def test_what_cannot_be_stacked_on_several_threads(kind: str) -> None:
         for front, back in ((True, False), (False, True), (True, True)):
             more: dict[str, Any] = {"make": odd(kind, front, back), "clients": small_clients()}
             one, three = (rounds(how, threads, rounds=1, **more) for threads in (1, 3))
-            assert three.setup.backend.workers.n == (1 if kind == "dropout" else 3)
+            assert three.setup.backend.workers.n == 3
             assert bits(one) == bits(three)
 
 
 @pytest.mark.parametrize("scheme", ["smofi", "sflv2"])
 @pytest.mark.parametrize("how", ["auto", "loop", "stacked"])
-def test_dropout_runs_in_one_thread_and_again(how: str, scheme: str) -> None:
+def test_dropout_draws_the_same_on_any_number_of_threads(how: str, scheme: str) -> None:
     more: dict[str, Any] = {"make": odd("dropout", True, True), "clients": small_clients(), "scheme": scheme}
     run = rounds(how, 4, **more)
-    assert run.setup.backend.workers.n == 1
+    assert run.setup.backend.workers.n == 4 and run.setup.backend.randomness == "own"
+    first = bits(run)
+    assert bits(rounds(how, 4, **more)) == bits(rounds(how, 1, **more)) == first
+    assert bits(rounds(how, 4, seed=1, **more)) != first
+
+
+class Rain(nn.Module):
+    """Noise from torch's global generator, which nobody can be given in its place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.rand(x.shape, dtype=x.dtype)
+
+
+class LateRain(Rain):
+    """The same, but only after a while."""
+
+    seen: ClassVar[int] = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        LateRain.seen += 1
+        return super().forward(x) if LateRain.seen > 30 else x
+
+
+def raining(kind: type[nn.Module]) -> Callable[[], nn.Sequential]:
+    def make() -> nn.Sequential:
+        torch.manual_seed(2)
+        front = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), kind())
+        return nn.Sequential(front, nn.Sequential(nn.Linear(6, 4), kind()), nn.Linear(4, 3)).double()
+
+    return make
+
+
+@pytest.mark.parametrize("how", ["auto", "loop", "stacked"])
+def test_what_draws_from_the_global_generator_runs_in_one_thread_and_again(how: str) -> None:
+    more: dict[str, Any] = {"make": raining(Rain), "clients": small_clients()}
+    run = rounds(how, 4, **more)
+    assert run.setup.backend.workers.n == 1 and run.setup.backend.randomness == "global"
     first = bits(run)
     assert bits(rounds(how, 4, **more)) == first
     assert bits(rounds(how, 4, seed=1, **more)) != first
+
+
+def test_a_model_that_begins_to_draw_is_warned_of() -> None:
+    LateRain.seen = 0
+    with pytest.warns(UserWarning, match="cannot be repeated to the bit"):
+        played(rounds("loop", 1, make=raining(LateRain), clients=small_clients()))
 
 
 def test_batchnorm_with_a_cumulative_average_is_not_stacked() -> None:

@@ -220,9 +220,9 @@ def test_the_last_of_the_turn_is_lost(scheme: str) -> None:
 def test_doubled_and_reordered_messages_change_nothing(scheme: str) -> None:
     task = whole(scheme, "adam", rounds=2)
     doubled = [Fault("duplicate", 1, 0, 0), Fault("repeat", 2, 1, 2), Fault("repeat", 2, 3, 9)]
-    undisturbed = disturbed(task, scheme, []).model
-    assert difference(disturbed(task, scheme, doubled).model, undisturbed) == 0
-    assert difference(disturbed(task, scheme, doubled, reorder=5).model, undisturbed) == 0
+    undisturbed = disturbed(task, scheme, [], backend="loop").model  # in a stack bits depend on its order
+    assert difference(disturbed(task, scheme, doubled, backend="loop").model, undisturbed) == 0
+    assert difference(disturbed(task, scheme, doubled, reorder=5, backend="loop").model, undisturbed) == 0
 
 
 @pytest.mark.parametrize("scheme", LOSSY)

@@ -87,8 +87,9 @@ class FaultyCohort:
 
     def _carried(self, sent: Sequence[Message], kind: type[Message]) -> list[Message]:
         """What arrives when these are sent: the late ones of the same kind too."""
-        late = [message for message in self._late if isinstance(message, kind)]
-        self._late = [message for message in self._late if not isinstance(message, kind)]
+        kinds = (Smashed, Attached) if kind is Smashed else kind
+        late = [message for message in self._late if isinstance(message, kinds)]
+        self._late = [message for message in self._late if not isinstance(message, kinds)]
         return self._shuffled(late + [copy for message in sent for copy in self._carry(message)])
 
     def _carry(self, message: Message) -> list[Message]:

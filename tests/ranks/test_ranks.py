@@ -1,0 +1,100 @@
+"""Several processes train what one would: to the bit in order, to rounding when fast; and none of them is waited for
+in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutlayer.experiment import Experiment
+from cutlayer.store import read_summary
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+ROOT = Path(__file__).parents[2]
+SPREAD = ("fedavg", "sflv1", "smofi", "psl", "smofi cyclesl", "smofi adam")
+
+
+def played(tmp_path: Path, size: int, ranks: str, *names: str) -> dict[str, Any]:
+    file = tmp_path / f"{size}-{ranks}.json"
+    launch = [sys.executable, "-m"] if size == 1 else [*TORCHRUN, str(size), "-m"]
+    command = [*launch, "tests.ranks.play", str(file), ranks, *names]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return played(tmp_path_factory.mktemp("alone"), 1, "none")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_in_order_the_bits_are_those_of_one_process(alone: dict[str, Any], tmp_path: Path, size: int) -> None:
+    """Every scheme in both protocols: weights, what is kept, and the whole record. Some rounds leave ranks idle."""
+    names = (
+        () if size == 2 else ("smofi", "smofi few", "mergesfl few", "psl few", "psl cyclesl", "ssl", "fedavg stacked")
+    )
+    found = played(tmp_path, size, "ordered", *names)
+    assert set(found) == (set(alone) if not names else set(names))
+    for name, there in found.items():
+        assert there["digest"] == alone[name]["digest"], name
+        assert there["record"] == alone[name]["record"], name
+
+
+def test_fast_sums_differ_by_rounding_alone(tmp_path: Path) -> None:
+    fast, one = played(tmp_path, 2, "fast", *SPREAD), played(tmp_path, 1, "none", *SPREAD)
+    for name in SPREAD:
+        away = max(abs(a - b) for a, b in zip(fast[name]["w"], one[name]["w"], strict=True))
+        assert away <= (1e-6 if name != "smofi adam" else 1e-3), name
+
+
+def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+    """kill -9 of either rank: a message, no hang; resumed by one process, the bits of a run that nothing happened to."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    flags = ["--rounds", "12", "--train-rows", "300", "--clients", "12", "--local-epochs", "2", "--quiet", "--out"]
+    command = [*TORCHRUN, "2", "-m", "cutlayer", "run", *flags, str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as running:
+        journal, deadline = out / "journal.jsonl", time.monotonic() + 120
+        while not journal.exists() or journal.read_text().count("\n") < 2:
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(_worker(running.pid), signal.SIGKILL)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode != 0
+    assert f"`cutlayer resume {out}` goes on from the last round" in said
+    done = len(journal.read_text().splitlines())
+    assert 2 <= done < 12
+    assert len(list(Experiment.resume(out))) == 12 - done
+    subprocess.run([sys.executable, "-m", "cutlayer", "run", *flags, str(whole)], check=True, env=environment())
+    summaries = [read_summary(folder) for folder in (out, whole)]
+    assert summaries[0] is not None and summaries[1] is not None
+    assert summaries[0]["sha256"] == summaries[1]["sha256"]
+
+
+def _worker(launcher: int) -> int:
+    """The last of the processes that torchrun started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return int(children[-1])
+
+
+def test_what_is_wrong_is_said_once_and_by_all(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "2", "-m", "cutlayer", "run", "--scheme", "smofi", "--memory-limit", "0.01", "--out"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "x")], capture_output=True, text=True, env=environment(), timeout=120
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("memory_limit = 0.01: a round of 15 clients") >= 1
+    assert not (tmp_path / "x").exists()
