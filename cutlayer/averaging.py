@@ -39,7 +39,7 @@ class Mean:
                 total[at].add_(row[at], alpha=p_j)
 
         if len(total):
-            self.team.add_up([total], visit, self.workers)
+            self.team.add_up([total], visit, self.workers)()
 
     @property
     def value(self) -> Vectors:

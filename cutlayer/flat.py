@@ -98,6 +98,7 @@ class Half:
         dtypes: Dtypes | None = None,
         style: Style | None = None,
         last: bool | None = None,
+        template: Sequence[nn.Module] | None = None,
     ) -> None:
         self.style = style or Style()
         self.blocks = list(blocks)
@@ -122,12 +123,11 @@ class Half:
                     slots.append(seen[id(tensor)])
                 seen[id(tensor)].places.append((module, name))
             self.ends.append(self.sizes)
-        w, b, i = self.slots
-        parameters = _one_dtype(w, torch.get_default_dtype())
-        self.dtypes: Dtypes = dtypes or (parameters, _one_dtype(b, parameters), _one_dtype(i, torch.int64))
+        self.dtypes: Dtypes = dtypes or _dtypes(self.blocks)
         self._bound: Views | None = None
         self._twins: dict[int, Half] = {threading.get_ident(): self}
-        self._template = _twin_of(self.blocks)  # as they came: what runs may leave things in them
+        self._template = template or _twin_of(self.blocks)  # for other threads: what runs may leave things in modules
+        self._mode: bool | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -209,13 +209,17 @@ class Half:
         """This half in this thread: modules of its own to bind, every tensor shared."""
         found = self._twins.get(threading.get_ident())
         if found is None:
-            found = Half(_twin_of(self._template), self.device, self.dtypes, self.style, self.last)
+            twin = _twin_of(self._template)
+            found = Half(twin, self.device, self.dtypes, self.style, self.last, self._template)
+            if self._mode is not None:
+                found.train(self._mode)
             self._twins[threading.get_ident()] = found
         return found
 
     def train(self, mode: bool) -> None:
-        for blocks in (self._template, *(twin.blocks for twin in self._twins.values())):
-            for block in blocks:
+        self._mode = mode
+        for twin in self._twins.values():
+            for block in twin.blocks:
                 block.train(mode)
 
 
@@ -269,10 +273,15 @@ def differentiate(
 
 
 def half(model: nn.Module, lo: int, hi: int, device: torch.device, style: Style | None = None) -> Half:
-    """Blocks lo..hi-1 of a copy of the model, in training mode; its vectors have the dtypes of the whole model."""
-    blocks = blocks_of(copy.deepcopy(model).train())
-    whole = Half(blocks, device)
-    return Half(blocks[lo:hi], device, whole.dtypes, style, whole.last)
+    """Blocks lo..hi-1 of the model, in modules of their own and in training mode; nothing must run the model itself.
+    Its vectors have the dtypes of the whole model."""
+    blocks = blocks_of(model)
+    template = blocks[lo:hi]
+    moves = any(t.device != device for block in template for _, _, t in _tensors(block))
+    mine = copy.deepcopy(template) if moves else _twin_of(template)
+    made = Half(mine, device, _dtypes(blocks), style, channels_last_is_safe(blocks), None if moves else template)
+    made.train(True)
+    return made
 
 
 def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
@@ -298,8 +307,8 @@ def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:
 
 
 def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Other modules, with the same tensors."""
-    held: dict[int, object] = {id(t): t for block in blocks for _, _, t in _tensors(block)}
+    """Other modules; the tensors that will be bound are the same, constants are copied."""
+    held: dict[int, object] = {id(t): t for block in blocks for _, _, t in _tensors(block) if _kind(t) is not None}
     return copy.deepcopy(list(blocks), held)
 
 
@@ -321,8 +330,15 @@ def _kind(tensor: Tensor) -> int | None:
     return 2 if tensor.dtype == torch.int64 else None
 
 
-def _one_dtype(slots: list[Slot], none: torch.dtype) -> torch.dtype:
-    found = {getattr(*s.places[0]).dtype for s in slots}
+def _dtypes(blocks: Sequence[nn.Module]) -> Dtypes:
+    """Of parameters, floating buffers and counters."""
+    tensors = [(_kind(t), t.dtype) for block in blocks for _, _, t in _tensors(block)]
+    w, b, i = ({dtype for kind, dtype in tensors if kind == this} for this in range(3))
+    parameters = _one(w, torch.get_default_dtype())
+    return parameters, _one(b, parameters), _one(i, torch.int64)
+
+
+def _one(found: set[torch.dtype], none: torch.dtype) -> torch.dtype:
     expect(
         len(found) <= 1, "model", sorted(map(str, found)), "one dtype for all its parameters, and one for its buffers"
     )

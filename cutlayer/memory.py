@@ -10,6 +10,7 @@ Data, the interpreter and what clients keep between rounds (`kept_memory`) are n
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class Need:
 
 def saved(model: nn.Module, lo: int, hi: int, x: Inputs, device: torch.device) -> tuple[float, Tensor]:
     """Bytes per sample that blocks lo..hi-1 save for their backward, and their output."""
-    part = half(model, lo, hi, device)
+    part = half(copy.deepcopy(model), lo, hi, device)
     own = {t.untyped_storage().data_ptr() for block in part.blocks for t in (*block.parameters(), *block.buffers())}
     seen: dict[int, int] = {}
 
@@ -101,9 +102,9 @@ def counter(
     return count
 
 
-def group(limit: float | None, m: int, separate: bool, count: Callable[[int], Need], unit: int) -> int | None:
+def group(limit: float, m: int, separate: bool, count: Callable[[int], Need], unit: int) -> int | None:
     """Clients at a time within `limit` megabytes, in whole stacks of `unit` if it can be; None: all m of a round."""
-    if limit is None or count(m).total <= limit * MIB:
+    if count(m).total <= limit * MIB:
         return None
     least = 1 if separate else m
     if count(least).total > limit * MIB:

@@ -18,7 +18,7 @@ from torch import Tensor
 from cutlayer.errors import ContractError, RankLost, unknown
 from cutlayer.line import SEGMENT, Bridge, Wire
 from cutlayer.pack import pack, unpack
-from cutlayer.team import ALONE, Team, Visit
+from cutlayer.team import ALONE, Team, Visit, Wait, at_once
 from cutlayer.workers import Workers
 
 T = TypeVar("T")
@@ -46,16 +46,14 @@ class Ranks(Team):
         lo, hi = (groups * r // self.size * unit for r in (rank, rank + 1))
         return items[lo:hi]
 
-    def add_up(self, totals: Sequence[Tensor], visit: Visit, workers: Workers) -> None:
+    def add_up(self, totals: Sequence[Tensor], visit: Visit, workers: Workers) -> Wait:
         length, first = len(totals[0]), self.rank == 0
         with self._heard():
             if not self.exact:
                 for total in totals if not first else ():
                     total.zero_()
                 workers.sweep(length, lambda at: visit(at, first))
-                for total in totals:
-                    dist.all_reduce(total)
-                return
+                return self._waits([dist.all_reduce(total, async_op=True) for total in totals])
             self._line.begin(totals)
             for start in range(0, length, SEGMENT):
                 at = slice(start, min(start + SEGMENT, length))
@@ -64,6 +62,16 @@ class Ranks(Team):
                 workers.sweep(at.stop, lambda part: visit(part, first), start)
                 self._line.hand(totals, at)
             self._line.settle(totals)
+        return at_once
+
+    def _waits(self, under_way: Sequence[dist.Work | None]) -> Wait:
+        def wait() -> None:
+            with self._heard():
+                for work in under_way:
+                    if work is not None:
+                        work.wait()
+
+        return wait
 
     def everyones(self, words: Any) -> list[Any]:
         return [unpack(blob)[0] for blob in self._everyones(pack(words))]

@@ -12,6 +12,11 @@ from cutlayer.workers import Workers
 T = TypeVar("T")
 Visit = Callable[[slice, bool], None]
 """Add this process's share to one part of a running sum; True: the sum begins here."""
+Wait = Callable[[], None]
+
+
+def at_once() -> None:
+    """Nothing to wait for."""
 
 
 class Team:
@@ -29,9 +34,11 @@ class Team:
         """This process's share: neighbours, in whole groups of `unit`."""
         return items
 
-    def add_up(self, totals: Sequence[Tensor], visit: Visit, workers: Workers) -> None:
-        """What every process adds, in the order of their ranks, into `totals`; afterwards all have the same."""
+    def add_up(self, totals: Sequence[Tensor], visit: Visit, workers: Workers) -> Wait:
+        """What every process adds, in the order of their ranks, into `totals`; all have the same once it is waited for,
+        and may compute something else until then."""
         workers.sweep(len(totals[0]), lambda at: visit(at, True))
+        return at_once
 
     def everyones(self, words: Any) -> list[Any]:
         """What each process says, as plain data, in the order of their ranks."""

@@ -225,19 +225,14 @@ def rounds(
         trains, lambda L: half(model, 0, L + 1, on, style), how.workers, flows, how.size, how.front is None
     )
     selected = inputs.selected(participation, len(sizes))
-    count = memory.counter(
-        model,
-        lo,
-        example[0],
-        on,
-        batch_size,
-        chosen,
-        (len(client_side.betas), len(server_side.betas)),
-        how.size * how.workers.n,
-        flows,
-    )
     share = -(-selected // team.size) if spreads else selected
     separate = team.size == 1 and getattr(chosen, "separate", False) and buffers_of(updating) != "average"
+    group = None
+    if memory_limit is not None:
+        moments = len(client_side.betas), len(server_side.betas)
+        flight = how.size * how.workers.n
+        count = memory.counter(model, lo, example[0], on, batch_size, chosen, moments, flight, flows)
+        group = memory.group(memory_limit, share, separate, count, how.size)
     cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
     setup = Setup(
         scheme=chosen,
@@ -265,7 +260,7 @@ def rounds(
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
         backend=how,
         team=team,
-        group=memory.group(memory_limit, share, separate, count, how.size),
+        group=group,
         seed=seed,
     )
     return Run(model, setup, start, target)

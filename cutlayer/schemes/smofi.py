@@ -26,6 +26,7 @@ from cutlayer.local import joint
 from cutlayer.messages import CutGrad, Momentum, Smashed
 from cutlayer.optim import Moments, remember, runs
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
+from cutlayer.team import Wait
 from cutlayer.waves import Order, Wave
 
 
@@ -82,6 +83,7 @@ class Fused:
         self.history: dict[int, list[Tensor]] = {}  # line 1: H <- {}
         self.last: dict[int, int] = {}  # k_j
         self.k = 0
+        self._under_way: tuple[Wait, list[Tensor], float] | None = None
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
@@ -99,6 +101,7 @@ class Fused:
 
     def _step(self, A: Sequence[int], elsewhere: Sequence[int]) -> None:
         """The active surrogates step, and the momenta are fused: those of clients in other processes too."""
+        self._settle()
         self._record(A)
         everybody = {*A, *elsewhere}
         self.last |= dict.fromkeys(everybody, self.k)
@@ -107,15 +110,22 @@ class Fused:
         total, team = self.before, self.server.team  # the next m_bar grows in the buffer of the one before
         fading = {} if self.staleness.adaptive else {j: self.staleness.weight(self.k, self.last[j]) for j in H}
         n = len(everybody)
-        team.add_up(total, lambda at, first: self._update(active, fading, n, at, first), self.server.workers)  # line 4
+        wait = team.add_up(total, lambda at, first: self._update(active, fading, n, at, first), self.server.workers)
         if self.staleness.adaptive:  # here a weight needs the fresh sum first
             fading = {j: self.staleness.faded(self.k, self.last[j], self.history[j], total) for j in H}
             for j in H:
                 self._add_stale(j, fading[j], total, slice(None))
         m = self.staleness.total(n, list(fading.values()))
-        for moment in total:
-            moment.div_(m)  # line 15, Eq. 5
-        self.before, self.m_bar = self.m_bar, total
+        self._under_way = wait, total, m
+
+    def _settle(self) -> None:
+        """The last step's m_bar, which other processes may have been adding to all the while (line 15, Eq. 5)."""
+        if self._under_way is not None:
+            wait, total, m = self._under_way
+            wait()
+            for moment in total:
+                moment.div_(m)
+            self.before, self.m_bar, self._under_way = self.m_bar, total, None
 
     def _update(self, active: Sequence[int], fading: Mapping[int, float], n: int, at: slice, first: bool) -> None:
         """One part of the vectors: every active Ws_j steps, and the sum for the next m_bar goes on with what is here:
@@ -150,6 +160,7 @@ class Fused:
         return [replace(momentum, m=tuple(m_bar)) for momentum in momenta]
 
     def close(self) -> Closed:
+        self._settle()
         self.memory.put(0, Moments(tuple(self.m_bar), self.t + self.k))
         return Closed({j: self.rows.row(r) for j, r in self.row.items()})
 

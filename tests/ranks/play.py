@@ -1,6 +1,6 @@
 """Plays small runs of every kind and writes down what came out: alone, or as one of the ranks of torchrun.
 
-python -m tests.ranks.play FILE (none | ordered | fast) [NAME ...]
+python -m tests.ranks.play FILE (none | one | ordered | fast) [NAME ...]     one, fast: a single round
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ def data(client: int, rows: int) -> tuple[Tensor, Tensor]:
 
 def tiny(dropout: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
-    model = resnet(SHAPE, 10, width=4)
-    return nn.Sequential(*list(model)[:-1], nn.Dropout(0.3), model[-1]) if dropout else model
+    first = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU())
+    middle = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Dropout(0.3 if dropout else 0.0))
+    return nn.Sequential(first, nn.Sequential(nn.Linear(12, 12), nn.ReLU()), middle, nn.Linear(12, 10))
+
+
+def pictures() -> nn.Sequential:
+    torch.manual_seed(0)
+    return resnet(SHAPE, 10, width=8)
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -41,7 +47,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{scheme}", {"scheme": scheme, "backend": "loop"}
         yield f"{scheme} cyclesl", {"scheme": scheme, "backend": "loop", "protocol": "cyclesl"}
     for scheme in ("fedavg", "smofi", "mergesfl", "cyclepsl"):
-        yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked"}
+        yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked", "model": pictures()}
     for scheme in ("fedavg", "smofi", "psl", "sflv2", "ssl"):
         yield f"{scheme} joint norm", {"scheme": scheme, "backend": "loop", "local": NAR}
     for scheme in ("smofi", "sflv1", "cyclesfl"):
@@ -55,23 +61,24 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "mergesfl few", {"scheme": "mergesfl", "backend": "loop", "participation": 1}
 
 
-def play(arguments: dict[str, Any], ranks: str | None) -> tuple[cl.Run, list[cl.Round]]:
+def play(arguments: dict[str, Any], ranks: str) -> tuple[cl.Run, list[cl.Round]]:
     """Two rounds of 5 of 6 clients."""
     given = {"model": tiny(), "participation": 0.8, "protocol": "smofi", **arguments}
+    mode: Any = None if ranks in ("none", "one") else ranks
     tests: Any = data(50, 40)
     if given["protocol"] == "cyclesl":
         tests = [data(50 + j, 9) for j in range(6)]
     run = cl.rounds(
         given.pop("model"),
-        [data(j, 9 + 5 * j) for j in range(6)],
+        [data(j, 10 + 4 * j) for j in range(6)],
         test=tests,
         cut=1,
-        rounds=2,
+        rounds=1 if ranks in ("one", "fast") else 2,
         batch_size=4,
         local_epochs=1,
         seed=3,
         threads=1,
-        ranks=ranks,
+        ranks=mode,
         **given,
     )
     return run, list(run)
@@ -88,10 +95,10 @@ def main(file: str, ranks: str, *names: str) -> None:
     for name, arguments in cases():
         if names and name not in names:
             continue
-        run, history = play(arguments, None if ranks == "none" else ranks)
+        run, history = play(arguments, ranks)
         record = history[-1].__dict__ | {"seconds": 0.0}
         found[name] = {"digest": digest(run), "record": record, "w": run.state.W.w.tolist() if names else []}
-    if ranks == "none" or join(ranks).root:
+    if ranks in ("none", "one") or join(ranks).root:
         Path(file).write_text(json.dumps(found))
     leave()
 
