@@ -115,7 +115,7 @@ def overhead(quick: bool, repeats: int) -> Iterator[Row]:
     """The share of a round that is neither training nor testing: opening, averaging, the record."""
 
     for name in ("tiny-cnn", "femnist-cnn"):
-        case = replace(CASES[name], steps=20 if quick else 60)
+        case = replace(CASES[name], steps=20 if quick else 60, clients=4 if quick else CASES[name].clients)
         ours = run(case)
         next(ours)
         shares = []
@@ -180,8 +180,10 @@ class Stopwatch:
 
 def _smaller(case: Case) -> Case:
     """A round short enough for a quick look."""
-    heavy = case.name.startswith("resnet") or case.name in ("transformer", "lstm")
-    return replace(case, clients=2 if heavy else case.clients, steps=1 if heavy else 2)
+    if case.name in ("tiny-cnn", "mlp"):
+        return replace(case, steps=2)
+    heavy = case.name.startswith("resnet")
+    return replace(case, clients=2, steps=2 if case.name == "femnist-cnn" else 1, batch=4 if heavy else case.batch)
 
 
 def _peak(scheme: str, clients: int) -> dict[str, float]:

@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
     command.add_argument("--quick", action="store_true", help="smaller rounds, fewer turns: under a minute")
     command.add_argument("--only", nargs="+", metavar="SECTION", help=f"some of: {', '.join(SECTIONS)}")
     command.add_argument("--models", nargs="+", metavar="NAME", help=f"for throughput, some of: {', '.join(CASES)}")
-    command.add_argument("--repeats", type=int, metavar="N", help="turns (default: 7; quick: 2)")
+    command.add_argument("--repeats", type=int, metavar="N", help="turns (default: 7; quick: 1)")
     command.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     command.set_defaults(run=_bench)
 
@@ -57,7 +57,7 @@ def _bench(args: argparse.Namespace) -> int:
         for name in given:
             if name not in valid:
                 raise unknown(what, name, valid)
-    repeats = args.repeats if args.repeats is not None else 2 if args.quick else 7
+    repeats = args.repeats if args.repeats is not None else 1 if args.quick else 7
     expect(repeats >= 1, "repeats", repeats, "a whole number, at least 1")
     if args.out and not Path(args.out).resolve().parent.is_dir():
         raise StoreError(f"{args.out}: no such folder to write it to")
