@@ -88,7 +88,8 @@ def choose(
 
 def cores() -> int:
     """The threads torch would use: OMP_NUM_THREADS, or the cores this process may run on."""
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), allowed))
 
 
 def _randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
