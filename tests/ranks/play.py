@@ -45,12 +45,13 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and arguments; clients have unequal amounts, so that some finish earlier."""
     for scheme in SCHEMES:
         yield f"{scheme}", {"scheme": scheme, "backend": "loop"}
+    for scheme in ("smofi", "psl", "cyclepsl"):
         yield f"{scheme} cyclesl", {"scheme": scheme, "backend": "loop", "protocol": "cyclesl"}
-    for scheme in ("fedavg", "smofi", "mergesfl", "cyclepsl"):
+    for scheme in ("smofi", "mergesfl"):
         yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked", "model": pictures()}
-    for scheme in ("fedavg", "smofi", "psl", "sflv2", "ssl"):
+    for scheme in ("smofi", "sflv2"):
         yield f"{scheme} joint norm", {"scheme": scheme, "backend": "loop", "local": NAR}
-    for scheme in ("smofi", "sflv1", "cyclesfl"):
+    for scheme in ("smofi", "sflv1"):
         yield f"{scheme} adam", {"scheme": scheme, "backend": "loop", "optimizer": cl.Adam(), "last_batch": "keep"}
     yield "smofi adaptive", {"scheme": cl.SMoFi(adaptive=True), "backend": "loop"}
     yield "smofi fused clients", {"scheme": cl.SMoFi(fuse_clients=True), "backend": "loop"}
