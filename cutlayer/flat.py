@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -291,19 +290,6 @@ def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
     return not any(
         max(m.kernel_size) == 1 and max(m.stride) > 1 and m.in_channels // m.groups < FEW for m in convolutions
     )
-
-
-def mean(rows: Iterable[Vectors], p: Sequence[float]) -> Vectors:
-    """sum_j p_j row_j, in the order given (in single precision at least); counters by their maximum."""
-    rows = iter(rows)
-    first = next(rows)
-    w, b = (torch.zeros_like(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in (first.w, first.b))
-    i = first.i.clone()
-    for row, p_j in zip(chain([first], rows), p, strict=True):
-        w.add_(row.w, alpha=p_j)
-        b.add_(row.b, alpha=p_j)
-        torch.maximum(i, row.i, out=i)
-    return Vectors(w.to(first.w.dtype), b.to(first.b.dtype), i)
 
 
 def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cutlayer.averaging import Mean
 from cutlayer.errors import Diverged
-from cutlayer.flat import Vectors, mean
+from cutlayer.flat import Vectors
 from cutlayer.kept import Kept
 from cutlayer.messages import Attached, CutGrad, Smashed
 from cutlayer.metrics import Series
+from cutlayer.team import ALONE
 from cutlayer.update import State
+from cutlayer.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,14 @@ class Global:
         if not seen:
             return self.W
         total = sum(sizes[j] for j in seen)
-        W_c = mean((front for j in seen if (front := self.front(j)) is not None), [sizes[j] / total for j in seen])
+        mean: Mean | None = None
+        for j in seen:
+            if (front := self.front(j)) is not None:
+                mean = mean or Mean(front, Workers(), ALONE)
+                mean.add([front], [sizes[j] / total])
+        if mean is None:
+            return self.W
+        W_c = mean.value
         _, W_s = self.W.split((len(W_c.w), len(W_c.b), len(W_c.i)))
         return Vectors(*(torch.cat(pair) for pair in zip(W_c, W_s, strict=True)))
 

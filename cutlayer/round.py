@@ -89,7 +89,7 @@ class Engine:
         if isinstance(self.setup.cohort, RankCohort):
             after, tally, drift = self._with_root(state, call, self.setup.cohort)
         else:
-            after, tally, drift = self._trained(state, call)
+            after, tally, drift = self._trained(state, call, {})
         return after, self._record(after, tally, call, drift)
 
     def _call(self, state: Global) -> Call:
@@ -101,8 +101,10 @@ class Engine:
         J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
         return Call(n, cut, len(selected), J, self._turn(n, list(J)), feeds)
 
-    def _trained(self, state: Global, call: Call) -> tuple[Global, Tally, tuple[float | None, float | None]]:
-        """The round of this rank's clients, in groups of as many as memory allows."""
+    def _trained(
+        self, state: Global, call: Call, made: Mapping[int, Plan]
+    ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
+        """The round of this rank's clients, in groups of as many as memory allows; `made`: plans there are already."""
         s, n, rooted = self.setup, call.n, isinstance(self.setup.cohort, RankCohort)
         team = ALONE if rooted else s.team
         everybody = list(call.turn if s.persists else call.J)
@@ -119,7 +121,7 @@ class Engine:
         for group in groups:
             server.place = everybody.index(group[0]) if group else 0
             session = s.scheme.open(server, group, scheme_kept)
-            plans = {j: self._plan(state, call, j, W_c, memory_c) for j in group}
+            plans = {j: made.get(j) or self._plan(state, call, j, W_c, memory_c) for j in group}
             stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
             closing.add(session.close, self._train(exchange, session, plans, stepping))
         reports = closing.reports
@@ -150,7 +152,7 @@ class Engine:
             cohort.serve()
             return sharing.receive(team, state.kept), Tally(), (None, None)
         try:
-            after, tally, drift = self._trained(state, call)
+            after, tally, drift = self._trained(state, call, plans)
         except CutlayerError as error:
             cohort.over()
             sharing.fail(team, error)

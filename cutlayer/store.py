@@ -34,7 +34,7 @@ from cutlayer.flat import Vectors
 from cutlayer.kept import Kept, Parcel
 from cutlayer.records import Global
 
-FORMAT = 2
+FORMAT = 3  # since convolutions' kernels lie channels last
 KEEP = 2
 SPILL = ".spill"  # what did not fit in memory, while a run is under way
 HEADER = "# Written by cutlayer: the whole text of this run.\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,4 +77,3 @@ AIMS: dict[str, tuple[float, float, float]] = {
     "transformer": (1.05, 1.0, 1.05),
 }
 """What we aim for on two cores: our throughput over plain, tuned and naive."""
-Play = Callable[[], None]
