@@ -237,7 +237,7 @@ def test_a_comparison_in_which_all_diverge_exits_with_3(tmp_path: Path) -> None:
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """kill -9 of a comparison leaves nobody training; resuming it gives whole runs."""
     out = tmp_path / "y"
-    flags = ["--schemes", "fedavg", "smofi", "--seeds", "0", "--model", "mlp", "--clients", "6", "--rounds", "60"]
+    flags = ["--schemes", "fedavg", "smofi", "--seeds", "0", "--model", "mlp", "--clients", "6", "--rounds", "30"]
     flags += ["--train-rows", "300"]  # short rounds: whoever goes on training would be seen to write
     command = [sys.executable, "-m", "cutlayer", "compare", *flags, "--quiet", "--jobs", "2", "--out", str(out)]
     parent = subprocess.Popen(command)
@@ -251,4 +251,4 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     time.sleep(1.0)
     assert [path.read_bytes() for path in journals] == before
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert [len(path.read_text().splitlines()) for path in journals] == [60, 60]
+    assert [len(path.read_text().splitlines()) for path in journals] == [30, 30]

@@ -1,6 +1,6 @@
 """Plays small runs of every kind and writes down what came out: alone, or as one of the ranks of torchrun.
 
-python -m tests.ranks.play FILE (none | one | ordered | fast) [NAME ...]     one, fast: a single round
+torchrun ... -m tests.ranks.play FILE [NAME ...]     in order, and (without names) fast as well
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cutlayer.parts import SCHEMES
 from cutlayer.ranks import join, leave
 
 SHAPE = (1, 8, 8)
+SPREAD = ("fedavg", "sflv1", "smofi", "psl")
 NAR = cl.FedNAR(max_norm=0.5, norm="joint")
 
 
@@ -62,10 +64,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "mergesfl few", {"scheme": "mergesfl", "backend": "loop", "participation": 1}
 
 
-def play(arguments: dict[str, Any], ranks: str) -> tuple[cl.Run, list[cl.Round]]:
-    """Two rounds of 5 of 6 clients."""
+def play(arguments: dict[str, Any], ranks: Any, rounds: int) -> tuple[cl.Run, list[cl.Round]]:
+    """5 of 6 clients a round."""
     given = {"model": tiny(), "participation": 0.8, "protocol": "smofi", **arguments}
-    mode: Any = None if ranks in ("none", "one") else ranks
     tests: Any = data(50, 40)
     if given["protocol"] == "cyclesl":
         tests = [data(50 + j, 9) for j in range(6)]
@@ -74,12 +75,12 @@ def play(arguments: dict[str, Any], ranks: str) -> tuple[cl.Run, list[cl.Round]]
         [data(j, 10 + 4 * j) for j in range(6)],
         test=tests,
         cut=1,
-        rounds=1 if ranks in ("one", "fast") else 2,
+        rounds=rounds,
         batch_size=4,
         local_epochs=1,
         seed=3,
         threads=1,
-        ranks=mode,
+        ranks=ranks,
         **given,
     )
     return run, list(run)
@@ -91,15 +92,25 @@ def digest(run: cl.Run) -> str:
     return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
-def main(file: str, ranks: str, *names: str) -> None:
+def played(names: Sequence[str], ranks: str | None) -> dict[str, Any]:
+    """Two rounds of each, in order: everything that lives on, and the record."""
     found: dict[str, Any] = {}
     for name, arguments in cases():
-        if names and name not in names:
-            continue
-        run, history = play(arguments, ranks)
-        record = history[-1].__dict__ | {"seconds": 0.0}
-        found[name] = {"digest": digest(run), "record": record, "w": run.state.W.w.tolist() if names else []}
-    if ranks in ("none", "one") or join(ranks).root:
+        if not names or name in names:
+            run, history = play(arguments, ranks, 2)
+            found[name] = {"digest": digest(run), "record": asdict(history[-1]) | {"seconds": 0.0}}
+    return json.loads(json.dumps(found))
+
+
+def weights(ranks: str | None) -> dict[str, list[float]]:
+    """After one round of the schemes whose sums may be fast."""
+    given = dict(cases())
+    return {name: play(given[name], ranks, 1)[0].state.W.w.tolist() for name in SPREAD}
+
+
+def main(file: str, *names: str) -> None:
+    found = {"ordered": played(names, "ordered"), "fast": {} if names else weights("fast")}
+    if join("ordered").root:
         Path(file).write_text(json.dumps(found))
     leave()
 

@@ -12,20 +12,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from cutlayer.cli.main import main
 from cutlayer.experiment import Experiment
+from cutlayer.parts import SCHEMES
 from cutlayer.store import read_summary
+from tests.ranks import play
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 ROOT = Path(__file__).parents[2]
-SPREAD = ("fedavg", "sflv1", "smofi", "psl")
 
 
-def played(tmp_path: Path, size: int, ranks: str, *names: str) -> dict[str, Any]:
-    file = tmp_path / f"{size}-{ranks}.json"
-    launch = [sys.executable, "-m"] if size == 1 else [*TORCHRUN, str(size), "-m"]
-    command = [*launch, "tests.ranks.play", str(file), ranks, *names]
+def launched(tmp_path: Path, size: int, *names: str) -> dict[str, Any]:
+    file = tmp_path / "found.json"
+    command = [*TORCHRUN, str(size), "-m", "tests.ranks.play", str(file), *names]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(file.read_text())
@@ -36,27 +35,22 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return played(tmp_path_factory.mktemp("alone"), 1, "none")
+def test_two_ranks_and_one(tmp_path: Path) -> None:
+    """Every scheme in both protocols: in order, the same bits in weights, in what is kept, in the whole record; fast
+    sums, in float32 and over a whole round, differ by rounding alone."""
+    found = launched(tmp_path, 2)
+    alone = play.played((), None)
+    assert set(found["ordered"]) == set(alone) >= {*SCHEMES}
+    for name, there in found["ordered"].items():
+        assert there == alone[name], name
+    for name, w in play.weights(None).items():
+        assert max(abs(a - b) for a, b in zip(found["fast"][name], w, strict=True)) <= 1e-6, name
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_in_order_the_bits_are_those_of_one_process(alone: dict[str, Any], tmp_path: Path, size: int) -> None:
-    """Every scheme in both protocols: weights, what is kept, and the whole record. Some rounds leave ranks idle."""
-    names = () if size == 2 else ("smofi few", "mergesfl few", "psl cyclesl", "smofi stacked")
-    found = played(tmp_path, size, "ordered", *names)
-    assert set(found) == (set(alone) if not names else set(names))
-    for name, there in found.items():
-        assert there["digest"] == alone[name]["digest"], name
-        assert there["record"] == alone[name]["record"], name
-
-
-def test_fast_sums_differ_by_rounding_alone(tmp_path: Path) -> None:
-    """In float32, over a whole round."""
-    fast, one = played(tmp_path, 2, "fast", *SPREAD), played(tmp_path, 1, "one", *SPREAD)
-    for name in SPREAD:
-        assert max(abs(a - b) for a, b in zip(fast[name]["w"], one[name]["w"], strict=True)) <= 1e-6, name
+def test_three_ranks_and_one(tmp_path: Path) -> None:
+    """Some rounds leave ranks idle."""
+    names = ("smofi few", "mergesfl few", "psl cyclesl", "smofi stacked")
+    assert launched(tmp_path, 3, *names)["ordered"] == play.played(names, None)
 
 
 def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
@@ -76,7 +70,7 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> N
     done = len(journal.read_text().splitlines())
     assert 2 <= done < 12
     assert len(list(Experiment.resume(out))) == 12 - done
-    subprocess.run([sys.executable, "-m", "cutlayer", "run", *flags, str(whole)], check=True, env=environment())
+    assert main(["run", *flags, str(whole)]) == 0
     summaries = [read_summary(folder) for folder in (out, whole)]
     assert summaries[0] is not None and summaries[1] is not None
     assert summaries[0]["sha256"] == summaries[1]["sha256"]
