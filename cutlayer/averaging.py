@@ -41,6 +41,11 @@ class Mean:
         if len(total):
             self.team.add_up([total], visit, self.workers)()
 
+    def scale(self, factor: float) -> None:
+        """Where the weights did not add up to 1."""
+        self.w.mul_(factor)
+        self.b.mul_(factor)
+
     @property
     def value(self) -> Vectors:
         return Vectors(self.w.to(self.like.w.dtype), self.b.to(self.like.b.dtype), self.i)

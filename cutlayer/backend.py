@@ -62,6 +62,7 @@ def choose(
     loss: Loss,
     batch_size: int,
     together: bool,
+    autocast: bool,
     device: torch.device,
 ) -> Backend:
     """The backend for a model and its batches; `together`: whether the scheme's clients step side by side."""
@@ -76,7 +77,7 @@ def choose(
     if asked == "loop" or (asked == "auto" and not small and device.type == "cpu"):
         why = "as asked" if asked == "loop" else "the model is not small"
         return Backend("loop", why, workers=workers, randomness=drawn)
-    front, back = _reasons(model, W, cuts, x, device)
+    front, back = _reasons(model, W, cuts, x, autocast, device)
     if drawn == "global" and device.type == "cpu":
         front = back = front or back or "the loss draws random numbers"
     if (front and back) or (asked == "auto" and (front or back)):
@@ -108,15 +109,15 @@ def _randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torc
 
 
 def _reasons(
-    model: nn.Module, W: Vectors, cuts: tuple[int, int], x: Inputs, device: torch.device
+    model: nn.Module, W: Vectors, cuts: tuple[int, int], x: Inputs, autocast: bool, device: torch.device
 ) -> tuple[str | None, str | None]:
     """Why either half cannot be stacked; with a cut that is redrawn, the whole model stands for both."""
     n = len(blocks_of(model))
     with callers_randomness(), torch.no_grad():
         if cuts[0] != cuts[1]:
-            reason = unstackable(half(model, 0, n, device), W, x)
+            reason = unstackable(half(model, 0, n, device), W, x, autocast)
             return reason, reason
         front, back = half(model, 0, cuts[0] + 1, device), half(model, cuts[0] + 1, n, device)
         W_c, W_s = W.split(front.sizes)
         a = front(each(x, torch.clone), front.views(W_c.clone()))
-        return unstackable(front, W_c, x), unstackable(back, W_s, a)
+        return unstackable(front, W_c, x, autocast), unstackable(back, W_s, a, autocast)

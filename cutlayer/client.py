@@ -15,7 +15,7 @@ from cutlayer.feed import Indices
 from cutlayer.flat import Rows, Vectors, differentiate
 from cutlayer.local import clip, clips, joint, regularise, squared
 from cutlayer.messages import Address, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
-from cutlayer.nested import Inputs, channels_last, each
+from cutlayer.nested import Inputs, ordered
 from cutlayer.optim import Memory, Moments
 from cutlayer.rng import address, forward_randomness, rng
 from cutlayer.workers import Workers
@@ -73,9 +73,7 @@ class Client:
         self.begin()
         draw = functools.partial(rng, plan.feed.seed, plan.address.round, self.id, f"augment/{self.taken}")
         x, y = self.source.take(rows, device, draw)
-        if self.seat.rows.half.images:
-            x = each(x, channels_last)
-        return x, y
+        return ordered(x, self.seat.rows.half.images), y
 
     def live(self) -> Live:
         """The next step's smashed data with their graph."""

@@ -28,14 +28,22 @@ from cutlayer.update import State, buffers_of
 class Closing:
     """Takes what groups of clients end with, one group after another (usually there is one), then ends the round.
 
-    `sizes`: |D_j| of all clients of the round where their reports come in several groups or at several ranks, so that
+    `sizes`: |D_j| of all clients of the round where their reports come in `several` groups or at several ranks, so that
     p_j is known before the last has come; None: those that reported.
     """
 
     def __init__(
-        self, setup: Setup, state: Global, n: int, cut: int, server: Server, team: Team, sizes: Sequence[int] | None
+        self,
+        setup: Setup,
+        state: Global,
+        n: int,
+        cut: int,
+        server: Server,
+        team: Team,
+        sizes: Sequence[int] | None,
+        several: bool,
     ) -> None:
-        self.setup, self.state, self.n, self.server, self.team = setup, state, n, server, team
+        self.setup, self.state, self.n, self.server, self.team, self.several = setup, state, n, server, team, several
         self.W_c, self.W_s = state.W.split(setup.offsets[cut])
         self.uniform = getattr(setup.update, "weights", "samples") == "uniform"
         self.total = None if sizes is None else sum(1 if self.uniform else size for size in sizes)
@@ -43,7 +51,6 @@ class Closing:
         self.mean_c, self.mean_s = Mean(self.W_c, workers, team), Mean(self.W_s, workers, team)
         self.reports: list[Report] = []
         self.made: dict[str, Mapping[str, Tensor]] = {}
-        self.groups = 0
         self.drift: tuple[float | None, float | None] = (None, None)
 
     def add(self, close: Callable[[], Closed], reports: Sequence[Report]) -> None:
@@ -63,18 +70,16 @@ class Closing:
         self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
         self.made |= self._parcels(closed, reports, p)
         self.reports += reports
-        self.groups += 1
-        if self.groups == 1:
+        if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
             self.drift = (
                 0.0 if relayed else drift(self.fronts, self.mean_c.value, s.backend.workers, self.team),
                 0.0 if one else drift(self.backs, self.mean_s.value, s.backend.workers, self.team),
             )
-        else:
-            self.drift = (None, None)  # the first groups' halves are gone
 
     def end(self) -> Global:
         """Average, update, and gather what lives on."""
         s, n, state = self.setup, self.n, self.state
+        self._without_the_lost()
         W_bar_c, W_bar_s = self.mean_c.value, self.mean_s.value
         momentum = dict(state.update)
         eta_c, eta_s = rate(s.optimizer, n), rate(s.server_optimizer, n)
@@ -91,6 +96,13 @@ class Closing:
         turns = {**state.turns, **{j: state.turns.get(j, 0) + 1 for j in clients}}
         kept = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
         return Global(n, W, momentum, {**kept, **self._everybodys(self.made)}, turns)
+
+    def _without_the_lost(self) -> None:
+        """p_j was taken of all clients of the round, and some have not reported."""
+        reported = sum(self.team.everyones(sum(1 if self.uniform else report.samples for report in self.reports)))
+        if self.total is not None and reported != self.total:
+            for mean in (self.mean_c, self.mean_s):
+                mean.scale(self.total / reported)
 
     def _everybodys(self, made: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Parcel]:
         """The parcels of all ranks: any client may be at any of them in the next round."""
@@ -133,9 +145,12 @@ class Closing:
         pairs = [(report.memory, server.moments(rows[report.address.client])) for report in reports]
         m = []
         for i in range(len(self.setup.optimizer.betas)):
-            whole = [Vectors(torch.cat([c.m[i], b.m[i]]), none, none.long()) for c, b in pairs]
-            like = Vectors(torch.zeros_like(self.state.W.w), none, none.long())
-            m.append(average(whole, p, like, self.setup.backend.workers, self.team).w)
+            halves = []
+            for side, like in enumerate((self.W_c.w, self.W_s.w)):
+                known = [Vectors(pair[side].m[i], none, none.long()) for pair in pairs]
+                empty = Vectors(like, none, none.long())
+                halves.append(average(known, p, empty, self.setup.backend.workers, self.team).w)
+            m.append(torch.cat(halves))
         t = max((half.t for pair in pairs for half in pair), default=0)
         return Moments(tuple(m), max(self.team.everyones(t)))
 

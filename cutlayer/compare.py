@@ -24,7 +24,7 @@ import tomli_w
 import torch
 
 from cutlayer import config as text
-from cutlayer import store
+from cutlayer import heap, store
 from cutlayer.config import Config
 from cutlayer.errors import CutlayerError, Diverged, StoreError, expect, unknown
 from cutlayer.experiment import Experiment, assemble
@@ -166,6 +166,7 @@ def _done(path: Path) -> bool:
 def _prepare(parent: int, stop: Event) -> None:
     """A worker computes with one thread, and ends at once when told to or when its parent is gone."""
     torch.set_num_threads(1)
+    heap.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:

@@ -20,7 +20,7 @@ from cutlayer.cut import blocks_of
 from cutlayer.data.source import Source
 from cutlayer.flat import Half, Vectors, Views, half
 from cutlayer.metrics import Metric, Outputs, Scores, Series, score, series
-from cutlayer.nested import channels_last, each
+from cutlayer.nested import ordered
 from cutlayer.team import ALONE, Team
 from cutlayer.workers import Workers
 
@@ -103,7 +103,7 @@ class Evaluator:
     def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
         x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
         (first, views), *rest = chain
-        out = first(each(x, channels_last) if self.whole.images else x, views)
+        out = first(ordered(x, self.whole.images), views)
         for part, views in rest:
             out = part(out, views)
         return Outputs(float(self.loss(out, y)) * len(y), out.cpu(), y.cpu())

@@ -284,12 +284,17 @@ def half(model: nn.Module, lo: int, hi: int, device: torch.device, style: Style 
 
 
 def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
-    """Torch's channels_last kernel for a strided 1x1 convolution of a few channels writes past its end (seen in 2.13
-    on a CPU): a model that has one keeps the plain order."""
-    convolutions = (m for block in blocks for m in block.modules() if isinstance(m, nn.Conv2d))
-    return not any(
-        max(m.kernel_size) == 1 and max(m.stride) > 1 and m.in_channels // m.groups < FEW for m in convolutions
-    )
+    """Two of torch's channels_last kernels write past their end (seen in 2.13 on a CPU): that of a strided 1x1
+    convolution of a few channels, and that of GroupNorm where its input needs no gradient. A model that has such a
+    layer keeps the plain order."""
+
+    def breaks(module: nn.Module) -> bool:
+        if not isinstance(module, nn.Conv2d):
+            return isinstance(module, nn.GroupNorm)
+        few = module.in_channels // module.groups < FEW
+        return few and max(module.kernel_size) == 1 and max(module.stride) > 1
+
+    return not any(breaks(module) for block in blocks for module in block.modules())
 
 
 def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:

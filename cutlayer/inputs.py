@@ -19,7 +19,7 @@ from cutlayer.devices import PROFILES, Device, check_devices, draw
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.feed import Feed
 from cutlayer.macs import Shape, shape_of
-from cutlayer.nested import Inputs, describe, each, kind, tensors
+from cutlayer.nested import Inputs, describe, each, kind, ordered, tensors
 from cutlayer.rng import EVERYBODY
 from cutlayer.schemes.passes import Loss
 
@@ -108,6 +108,7 @@ def probed(
         if isinstance(s, Items) and seen:
             continue  # looked at row by row, when they are taken
         x, y = s.take(np.zeros(2, dtype=np.int64), device)
+        x = ordered(x, False)
         what = (kind(x), y.shape, y.dtype)
         if what in seen:
             continue
@@ -137,7 +138,8 @@ def probed(
 def example(trains: Sequence[Source], device: torch.device) -> tuple[Inputs, Tensor]:
     """A small batch, of different rows where a client has some."""
     first = next(iter(_each_kind(trains)))
-    return first.take(np.arange(4) % len(first), device)
+    x, y = first.take(np.arange(4) % len(first), device)
+    return ordered(x, False), y
 
 
 def _each_kind(group: Sequence[Source]) -> Iterable[Source]:

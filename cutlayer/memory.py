@@ -11,6 +11,7 @@ Data, the interpreter and what clients keep between rounds (`kept_memory`) are n
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,13 @@ class Need:
     def words(self) -> str:
         parts = (("server halves", self.server), ("client halves", self.fronts))
         more = (("activations", self.activations), ("the model", self.model))
-        return ", ".join(f"{size / MIB:,.1f} for {name}" for name, size in (*parts, *more))
+        return ", ".join(f"{mib(size)} for {name}" for name, size in (*parts, *more))
+
+
+def mib(size: float) -> str:
+    """Rounded up, so that what is said is enough."""
+    digits = 3 if size < MIB else 1
+    return f"{math.ceil(size / MIB * 10**digits) / 10**digits:,.{digits}f}"
 
 
 def saved(model: nn.Module, lo: int, hi: int, x: Inputs, device: torch.device) -> tuple[float, Tensor]:
@@ -75,9 +82,11 @@ def counter(
     moments: tuple[int, int],
     flight: int,
     attached: bool,
+    asks: bool,
 ) -> Callable[[int], Need]:
     """m clients -> what a round of them needs. `moments`: of either side's optimizer; `flight`: clients whose passes
-    are under way at once; `attached`: each goes through both halves before the next begins."""
+    are under way at once; `attached`: each goes through both halves before the next begins; `asks`: gradients may have
+    to be taken back (a joint norm), so that the ones before are kept."""
     n = len(blocks_of(model))
     front, a = saved(model, 0, cut + 1, x, device)
     back, _ = saved(model, cut + 1, n, a, device)
@@ -93,7 +102,7 @@ def counter(
         fronts = 1 if scheme.carry == "relay" else m
         waiting = 0.0 if attached else (front + 2 * smashed) * (fronts - min(here, fronts))
         return Need(
-            server=halves(m, moments[1]) * d_s,
+            server=(halves(m, moments[1]) + m * asks) * d_s,
             fronts=fronts * (2 + moments[0]) * d_c,
             activations=batch * (here * (front + back + 2 * smashed) + waiting),
             model=(COPIES + here) * (d_c + d_s),
@@ -111,7 +120,7 @@ def group(limit: float, m: int, separate: bool, count: Callable[[int], Need], un
         need = count(least)
         who = "even one client at a time" if separate else f"a round of {m} clients, which step together,"
         raise ContractError(
-            f"memory_limit = {limit:g}: {who} needs {need.total / MIB:,.1f} MiB ({need.words}); "
+            f"memory_limit = {limit:g}: {who} needs {mib(need.total)} MiB ({need.words}); "
             "expected at least that, or fewer clients a round, a smaller batch, or more ranks"
         )
     fits, too_many = least, m

@@ -15,9 +15,14 @@ def each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
     return change(x) if isinstance(x, Tensor) else {name: change(tensor) for name, tensor in x.items()}
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """Images in the order of memory that convolutions compute in."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+def ordered(x: Inputs, last: bool) -> Inputs:
+    """A batch in the order of memory the model computes in, whatever its own: images channels last, or all plain."""
+
+    def one(tensor: Tensor) -> Tensor:
+        images = last and tensor.ndim == 4
+        return tensor.contiguous(memory_format=torch.channels_last if images else torch.contiguous_format)
+
+    return each(x, one)
 
 
 def tensors(x: Inputs) -> list[Tensor]:

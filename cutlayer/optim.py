@@ -164,7 +164,7 @@ class Memory:
     """The moments of n rows and the steps each has taken."""
 
     def __init__(self, optimizer: Optimizer, like: Tensor) -> None:
-        self.moments = [torch.zeros_like(like) for _ in optimizer.betas]
+        self.moments = [torch.zeros_like(like, memory_format=torch.contiguous_format) for _ in optimizer.betas]
         self.t = [0] * like.shape[0]
 
     def put(self, row: int, moments: Moments) -> None:

@@ -107,7 +107,7 @@ class Engine:
         """The round of this rank's clients, in groups of as many as memory allows; `made`: plans there are already."""
         s, n, rooted = self.setup, call.n, isinstance(self.setup.cohort, RankCohort)
         team = ALONE if rooted else s.team
-        everybody = list(call.turn if s.persists else call.J)
+        everybody = self._in_rows(call)
         mine = list(team.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(call.cut)
@@ -117,7 +117,7 @@ class Engine:
         memory_c, _ = self._shared_memory(state, len(W_c.w))
         scheme_kept = state.kept["scheme"].open(n) if "scheme" in state.kept else {}
         sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
-        closing = Closing(s, state, n, call.cut, server, team, sizes)
+        closing = Closing(s, state, n, call.cut, server, team, sizes, len(groups) > 1)
         for group in groups:
             server.place = everybody.index(group[0]) if group else 0
             session = s.scheme.open(server, group, scheme_kept)
@@ -145,7 +145,7 @@ class Engine:
         s, team = self.setup, self.setup.team
         W_c, _ = state.W.split(s.offsets[call.cut])
         plans = {j: self._plan(state, call, j, W_c, None) for j in call.J}
-        everybody = list(call.turn if s.persists else call.J)
+        everybody = self._in_rows(call)
         shares = [cohort.team.share(rank, everybody, s.backend.size) for rank in range(team.size)]
         cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
         if not team.root:
@@ -267,6 +267,14 @@ class Engine:
             done = exchange.leg([replace(plans[j], start=start)], waves(order, {j: epochs[j]}), session)
             reports += [replace(report, end=report.end.clone(), memory=report.memory.clone()) for report in done]
         return reports
+
+    def _in_rows(self, call: Call) -> list[int]:
+        """The clients as their halves lie in rows, which is also the order of sums over them: where each has a server
+        half for this round alone, those with the most steps first, so that whoever still steps are neighbours."""
+        s = self.setup
+        if s.persists:
+            return list(call.turn)
+        return sorted(call.J, key=lambda j: -sum(call.J[j])) if getattr(s.scheme, "spreads", False) else list(call.J)
 
     def _turn(self, n: int, J: list[int]) -> list[int]:
         """The order in which clients come: a new random one every round where the order matters."""

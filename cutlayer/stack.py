@@ -1,8 +1,8 @@
 """Many copies of a half in one graph: torch.func.vmap over their rows. It pays for small models, and on a GPU.
 
-Rows that lie side by side are used where they lie; others are copied together, and their gradients copied back, as
-BatchNorm's statistics always are: vmap would lose what it writes into parts of a longer row. What vmap cannot do,
-`unstackable` finds out beforehand by trying it.
+Rows are used where they lie, so those of a stack are neighbours. BatchNorm's statistics are copied and copied back:
+vmap would lose what it writes into parts of a longer row. What vmap cannot do, `unstackable` finds out beforehand by
+trying it.
 """
 
 from __future__ import annotations
@@ -23,26 +23,22 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE = 10
 """Rows of a stack on a CPU: enough to share the cost of a call, few enough for several threads to have some each."""
 
-KEEP = 256  # stacks that are kept for later steps
+KEEP = 256  # stacks that are kept for later steps: views, and copies of the buffers
 
 
 class Stack:
-    """Some rows of a half as one."""
+    """Some neighbouring rows of a half as one."""
 
     def __init__(self, rows: Rows, which: Sequence[int]) -> None:
-        self.rows, self.which = rows, list(which)
-        first, n = which[0], len(which)
-        self.beside = self.which == list(range(first, first + n))
-        self._at = slice(first, first + n) if self.beside else torch.tensor(self.which, device=rows.w.device)
-        self.w, self.g = rows.w.data[self._at], rows.g.data[self._at]  # views of rows that lie side by side, or copies
-        leaves, b, i, g = rows.half.views(Vectors(self.w, rows.b[self._at], rows.i[self._at]), self.g)
+        self.rows, self._at = rows, slice(which[0], which[-1] + 1)
+        assert list(which) == list(range(which[0], which[-1] + 1)), "rows that are no neighbours"
+        state = Vectors(rows.w.data[self._at], rows.b[self._at], rows.i[self._at])
+        leaves, b, i, g = rows.half.views(state, rows.g.data[self._at])
         b, i = ([t.clone(memory_format=torch.contiguous_format) for t in kind] for kind in (b, i))
         self.views = Views(leaves, b, i, g)
 
     def forward(self, x: Inputs) -> Tensor:
         """[n, batch, ...] through the half, the copy in row j on x[j]."""
-        if not self.beside:
-            self.w.copy_(self.rows.w[self._at])
         for mine, theirs in self._buffers():
             mine.copy_(theirs[self._at])
         half = self.rows.half.here()
@@ -69,11 +65,6 @@ class Stack:
         ):
             yield from ((mine, slot.of(rows)) for mine, slot in zip(kind, slots, strict=True))
 
-    def settle(self) -> None:
-        """After `differentiate`: the gradients are in the rows' own places."""
-        if not self.beside:
-            self.rows.g[self._at] = self.g
-
 
 class Stacks:
     """The stacks of some rows, made once for each set that steps together."""
@@ -94,13 +85,18 @@ class Stacks:
 
 
 def together(rows: Sequence[int], samples: Sequence[int], size: int) -> list[list[int]]:
-    """Which places go into one stack: at most `size` rows of one neighbourhood, with batches of one size."""
+    """Which places go into one stack: neighbouring rows with batches of one size, none across a multiple of `size`."""
     if size == 1:
         return [[place] for place in range(len(rows))]
-    groups: dict[tuple[int, int], list[int]] = {}
+    groups: list[list[int]] = []
     for place in sorted(range(len(rows)), key=lambda place: rows[place]):
-        groups.setdefault((rows[place] // size, samples[place]), []).append(place)
-    return list(groups.values())
+        last = groups[-1][-1] if groups else None
+        beside = last is not None and rows[place] == rows[last] + 1 and rows[place] % size != 0
+        if last is not None and beside and samples[place] == samples[last]:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    return groups
 
 
 def stacked(batches: Sequence[Inputs]) -> Inputs:
@@ -119,10 +115,13 @@ def each_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     return torch.stack([loss(o, t) for o, t in zip(out.unbind(), y.unbind(), strict=True)])
 
 
-def unstackable(half: Half, state: Vectors, x: Inputs) -> str | None:
+def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | None:
     """Why a half cannot be stacked, found by trying it on one batch with two rows; None: it can."""
-    if any(isinstance(module, nn.RNNBase) for block in half.blocks for module in block.modules()):
+    modules = [module for block in half.blocks for module in block.modules()]
+    if any(isinstance(module, nn.RNNBase) for module in modules):
         return "vmap has no rule for recurrent layers"
+    if autocast and any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in modules):
+        return "autocast does not reach convolutions under vmap"
     rows = Rows(half, 2)
     rows.fill(state, 2)
     torch.default_generator.manual_seed(0)

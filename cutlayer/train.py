@@ -26,7 +26,7 @@ from cutlayer.feed import Feed
 from cutlayer.flat import Half, Style, Vectors, half
 from cutlayer.kept import Shelf
 from cutlayer.lazy import Lazy
-from cutlayer.local import Local
+from cutlayer.local import Local, joint
 from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
@@ -210,6 +210,7 @@ def rounds(
             loss,
             batch_size,
             chosen.wave_order != "one_by_one",
+            autocast is not None,
             on,
         )
     sizes = inputs.sizes_of(trains)
@@ -231,7 +232,7 @@ def rounds(
     if memory_limit is not None:
         moments = len(client_side.betas), len(server_side.betas)
         flight = how.size * how.workers.n
-        count = memory.counter(model, lo, example[0], on, batch_size, chosen, moments, flight, flows)
+        count = memory.counter(model, lo, example[0], on, batch_size, chosen, moments, flight, flows, joint(rule))
         group = memory.group(memory_limit, share, separate, count, how.size)
     cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
     setup = Setup(

@@ -44,7 +44,7 @@ class Workers:
                 while (at := next(places)) < len(items) and not failed:
                     try:
                         done[at] = work(items[at])
-                    except BaseException as error:  # noqa: BLE001: it is raised again in the caller's thread
+                    except BaseException as error:  # it is raised again in the caller's thread
                         failed[at] = error
 
         for waiting in [self._pool.submit(drain) for _ in range(n)]:

@@ -9,7 +9,7 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
-    {"errors", "_version", "files", "table", "nested", "lazy", "workers", "team", "pack", "line", "ranks"},
+    {"errors", "_version", "files", "table", "nested", "lazy", "workers", "team", "pack", "line", "ranks", "heap"},
     {"rng", "cut", "feed", "waves", "kept"},
     {"flat", "macs", "data", "models", "devices", "clock", "leakage", "cuts"},
     {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend", "averaging"},

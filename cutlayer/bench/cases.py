@@ -58,9 +58,9 @@ CASES: dict[str, Case] = {
     for case in (
         Case("tiny-cnn", "cnn", (1, 8, 8), 10, 0, 8, 20, 10),
         Case("mlp", "mlp", (1, 8, 8), 10, 0, 8, 20, 10),
-        Case("femnist-cnn", "leaf_cnn", (1, 28, 28), 62, 1, 10, 10, 10),
+        Case("femnist-cnn", "leaf_cnn", (1, 28, 28), 62, 1, 10, 10, 20),
         Case("resnet9", "resnet9", (3, 32, 32), 10, 1, 32, 4, 2),
-        Case("resnet18", "resnet18", (3, 32, 32), 10, 1, 32, 4, 4, (("stem", "imagenet"),)),
+        Case("resnet18", "resnet18", (3, 32, 32), 10, 1, 32, 4, 8, (("stem", "imagenet"),)),
         Case("resnet18-cifar", "resnet18", (3, 32, 32), 10, 1, 32, 2, 1, (("stem", "cifar"),)),
         Case("lstm", "leaf_lstm", (80,), 80, 0, 10, 8, 4, codes=80),
         Case("transformer", "transformer", (80,), 80, 1, 10, 4, 3, codes=80),

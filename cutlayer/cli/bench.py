@@ -59,8 +59,8 @@ def _bench(args: argparse.Namespace) -> int:
                 raise unknown(what, name, valid)
     repeats = args.repeats if args.repeats is not None else 1 if args.quick else 7
     expect(repeats >= 1, "repeats", repeats, "a whole number, at least 1")
-    if args.out and not Path(args.out).resolve().parent.is_dir():
-        raise StoreError(f"{args.out}: no such folder to write it to")
+    if args.out and (not Path(args.out).resolve().parent.is_dir() or Path(args.out).is_dir()):
+        raise StoreError(f"{args.out}: expected a file in a folder that there is")
     began, quick = time.perf_counter(), args.quick
     found: dict[str, Any] = {"machine": sections.machine(), "quick": quick, "repeats": repeats}
     makers: dict[str, Callable[[], Iterable[Row]]] = {

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
+from cutlayer import heap
 from cutlayer._version import __version__
 from cutlayer.cli import bench, clock, costs, doctor, listing, partition, train
 from cutlayer.cli.flags import Parser
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what is wrong with the input is one line on stderr, and exit status 2 (3: diverged)."""
     warnings.showwarning = _warn
+    heap.keep()
     try:
         args = parser().parse_args(arguments)
         return int(args.run(args))

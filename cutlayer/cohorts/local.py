@@ -15,9 +15,9 @@ from cutlayer.descend import descend
 from cutlayer.flat import Half, Rows, Views, differentiate
 from cutlayer.local import clips
 from cutlayer.messages import Attached, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
-from cutlayer.nested import Inputs
+from cutlayer.nested import Inputs, ordered
 from cutlayer.optim import Memory
-from cutlayer.stack import Stack, Stacks, stacked, together
+from cutlayer.stack import Stacks, stacked, together
 from cutlayer.waves import Wave
 from cutlayer.workers import Workers
 
@@ -29,7 +29,6 @@ class Pending:
     clients: Sequence[Client]
     a: Tensor
     front: Views
-    stack: Stack | None
 
 
 class LocalCohort:
@@ -80,7 +79,7 @@ class LocalCohort:
         if len(clients) == 1:
             return [clients[0].forward()]
         a, y, _ = self.live([client.id for client in clients])
-        parts = zip(clients, a.detach().unbind(), y.unbind(), strict=True)
+        parts = zip(clients, a.detach().contiguous().unbind(), y.unbind(), strict=True)  # as they would arrive by mail
         return [Smashed(client.here(), a_j, y_j) for client, a_j, y_j in parts]
 
     def live(self, clients: Sequence[int]) -> Live:
@@ -88,29 +87,30 @@ class LocalCohort:
         some = [self.clients[j] for j in clients]
         if len(some) == 1:
             return some[0].live()
-        live, stack = self._stacked(some) if self.stacks else (_side_by_side(some), None)
-        self._pending.append(Pending(some, live.a, live.front, stack))
+        live = self._stacked(some) if self.stacks else _side_by_side(some)
+        self._pending.append(Pending(some, live.a, live.front))
         return live
 
-    def _stacked(self, clients: Sequence[Client]) -> tuple[Live, Stack]:
+    def _stacked(self, clients: Sequence[Client]) -> Live:
         x, y = self._batches(clients)
         stack = self._stacks.of([client.seat.index for client in clients])
         with torch.enable_grad():
             a = stack.forward(x)
             if clients[0].plan.noise:
                 a = torch.stack([client.noisy(a_j) for client, a_j in zip(clients, a.unbind(), strict=True)])
-        return Live(a, y, stack.views), stack
+        return Live(a, y, stack.views)
 
     def _batches(self, clients: Sequence[Client]) -> tuple[Inputs, Tensor]:
-        """The samples of their next steps, [n, batch, ...]: in one reading where they lie in one data set."""
+        """The samples of their next steps, [n, batch, ...] in plain order: in one reading where they lie in one data
+        set."""
         device = clients[0].seat.rows.half.device
         found = take_together([client.source for client in clients], [client.next() for client in clients], device)
         if found is not None:
             for client in clients:
                 client.begin()
-            return found
+            return found[0].contiguous(), found[1]
         each = [client.batch() for client in clients]
-        return stacked([x for x, _ in each]), torch.stack([y for _, y in each])
+        return ordered(stacked([x for x, _ in each]), False), torch.stack([y for _, y in each])
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
         heard = {reply.address.client: reply for reply in replies}
@@ -138,8 +138,6 @@ class LocalCohort:
             rows = zip(grads, group.a.detach().unbind(), strict=True)
             grad = torch.stack([torch.zeros_like(a) if grad is None else grad for grad, a in rows])
             differentiate(group.a, [group.front], grad)
-        if group.stack is not None:
-            group.stack.settle()
 
     def _alike(self, clients: Sequence[Client], replies: Sequence[CutGrad]) -> bool:
         """Whether these clients all take the same kind of step, so that one expression can take it for them."""

@@ -62,8 +62,6 @@ class Passes:
             total = losses if one else losses.sum()
         parts += [rows.views[r] for r in which] if stack is None else [stack.views]
         grads = differentiate(total, parts, inputs=inputs)
-        if stack is not None:
-            stack.settle()
         losses = losses.detach()
         for s in smashed:
             if isinstance(s, Attached):

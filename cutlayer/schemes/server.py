@@ -87,7 +87,7 @@ class Server:
         owner left it in the last round."""
         n = len(owners)
         if self._memory is None or len(self._memory.t) < n:
-            self._memory, self._left = Memory(self.optimizer, self.start.w.new_empty(n, len(self.start.w))), {}
+            self._memory, self._left = Memory(self.optimizer, self.start.w.expand(n, -1)), {}
         lives_on = self.persists if persists is None else persists
         self._owners = list(owners) if lives_on else []
         for r, owner in enumerate(owners):
