@@ -78,7 +78,6 @@ def test_scattered_tensors_come_back_dense(name: str) -> None:
     assert found.is_contiguous() or found.is_contiguous(memory_format=LAST)
 
 
-@pytest.mark.xfail(strict=True, reason="torch calls these plain too, but computes with them in channels_last order")
 @pytest.mark.parametrize("shape", [(4, 1, 6, 6), (4, 8, 1, 1)])
 def test_images_that_could_be_in_either_order_keep_theirs(shape: tuple[int, ...]) -> None:
     """A convolution or GroupNorm that comes next asks for the strides, and may round otherwise."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -78,8 +79,10 @@ def _bench(args: argparse.Namespace) -> int:
         with console.status(f"measuring {name}") as status:
             for row in makers[name]():
                 rows.append(row)
-                first = next(iter(row.values()))
-                status.update(f"measuring {name}: {first} done")
+                done = f"{name}: {next(iter(row.values()))} done"
+                status.update(f"measuring {done}")
+                if not console.is_terminal:
+                    print(done, file=sys.stderr, flush=True)
         found[name] = rows
         console.print(_table(name, rows))
     found["minutes"] = (time.perf_counter() - began) / 60

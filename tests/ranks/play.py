@@ -43,14 +43,22 @@ def pictures() -> nn.Sequential:
     return resnet(SHAPE, 10, width=8)
 
 
+def thin() -> nn.Sequential:
+    """At the cut, images of one channel, which torch calls plain and channels last at once; BatchNorm comes next."""
+    torch.manual_seed(0)
+    front = [nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), nn.Conv2d(4, 1, 3)]
+    return nn.Sequential(*front, nn.Sequential(nn.BatchNorm2d(1), nn.Conv2d(1, 4, 1), nn.Flatten(), nn.Linear(64, 10)))
+
+
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and arguments; clients have unequal amounts, so that some finish earlier."""
     for scheme in SCHEMES:
         yield f"{scheme}", {"scheme": scheme, "backend": "loop"}
     for scheme in ("smofi", "psl", "cyclepsl"):
         yield f"{scheme} cyclesl", {"scheme": scheme, "backend": "loop", "protocol": "cyclesl"}
-    for scheme in ("smofi", "mergesfl"):
+    for scheme in ("smofi", "mergesfl", "cyclesfl"):
         yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked", "model": pictures()}
+    yield "sflv2 one channel", {"scheme": "sflv2", "backend": "loop", "model": thin()}
     for scheme in ("smofi", "sflv2"):
         yield f"{scheme} joint norm", {"scheme": scheme, "backend": "loop", "local": NAR}
     for scheme in ("smofi", "sflv1"):
