@@ -51,6 +51,7 @@ class Plan:
     shares_memory: bool = False  # report the optimizer's memory too
     keeps_half: bool = False
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what the client kept; it never travels
+    row: int = 0  # where it sits among clients that share a process; nor does this
 
     @property
     def nbytes(self) -> int:

@@ -59,6 +59,7 @@ class Call:
     J: Mapping[int, list[int]]  # the steps of each local epoch, of clients with any
     turn: Sequence[int]  # those clients in the order they come
     feeds: Mapping[int, Feed]
+    rows: Mapping[int, int]  # where their halves lie: in the order in which they are summed
 
 
 class Engine:
@@ -99,7 +100,8 @@ class Engine:
         feeds = self._feeds(selected, cut)
         J = {j: feeds[j].epochs_of(s.sizes[j]) for j in selected}
         J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
-        return Call(n, cut, len(selected), J, self._turn(n, list(J)), feeds)
+        turn = self._turn(n, list(J))
+        return Call(n, cut, len(selected), J, turn, feeds, {j: row for row, j in enumerate(self._rows(J, turn))})
 
     def _trained(
         self, state: Global, call: Call, made: Mapping[int, Plan]
@@ -107,7 +109,7 @@ class Engine:
         """The round of this rank's clients, in groups of as many as memory allows; `made`: plans there are already."""
         s, n, rooted = self.setup, call.n, isinstance(self.setup.cohort, RankCohort)
         team = ALONE if rooted else s.team
-        everybody = self._in_rows(call)
+        everybody = list(call.rows)
         mine = list(team.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(call.cut)
@@ -119,7 +121,7 @@ class Engine:
         sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
         closing = Closing(s, state, n, call.cut, server, team, sizes, len(groups) > 1)
         for group in groups:
-            server.place = everybody.index(group[0]) if group else 0
+            server.place = call.rows[group[0]] if group else 0
             session = s.scheme.open(server, group, scheme_kept)
             plans = {j: made.get(j) or self._plan(state, call, j, W_c, memory_c) for j in group}
             stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
@@ -145,8 +147,7 @@ class Engine:
         s, team = self.setup, self.setup.team
         W_c, _ = state.W.split(s.offsets[call.cut])
         plans = {j: self._plan(state, call, j, W_c, None) for j in call.J}
-        everybody = self._in_rows(call)
-        shares = [cohort.team.share(rank, everybody, s.backend.size) for rank in range(team.size)]
+        shares = [cohort.team.share(rank, list(call.rows), s.backend.size) for rank in range(team.size)]
         cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
         if not team.root:
             cohort.serve()
@@ -252,6 +253,7 @@ class Engine:
             shares_memory=buffers_of(s.update) == "average",
             keeps_half=s.scheme.carry == "keep",
             own=own,
+            row=call.rows[j],
         )
 
     def _train(
@@ -268,13 +270,13 @@ class Engine:
             reports += [replace(report, end=report.end.clone(), memory=report.memory.clone()) for report in done]
         return reports
 
-    def _in_rows(self, call: Call) -> list[int]:
-        """The clients as their halves lie in rows, which is also the order of sums over them: where each has a server
-        half for this round alone, those with the most steps first, so that whoever still steps are neighbours."""
+    def _rows(self, J: Mapping[int, list[int]], turn: Sequence[int]) -> Sequence[int]:
+        """Clients in turn where memory belongs to places. Where each has a server half for this round alone, those with
+        the most steps first, so that whoever still steps are neighbours."""
         s = self.setup
         if s.persists:
-            return list(call.turn)
-        return sorted(call.J, key=lambda j: -sum(call.J[j])) if getattr(s.scheme, "spreads", False) else list(call.J)
+            return turn
+        return sorted(J, key=lambda j: -sum(J[j])) if getattr(s.scheme, "spreads", False) else list(J)
 
     def _turn(self, n: int, J: list[int]) -> list[int]:
         """The order in which clients come: a new random one every round where the order matters."""

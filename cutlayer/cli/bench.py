@@ -39,7 +39,7 @@ examples:
   cutlayer bench --only throughput --models mlp lstm
 """
 SECTIONS = ("throughput", "schemes", "fusion", "overhead", "clients", "memory", "processes")
-BAR = 20  # characters of a bar that stands for a ratio of 2
+BAR = 16  # characters of a bar that stands for a ratio of 2
 
 
 def add(commands: Any) -> None:
@@ -94,27 +94,37 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _table(name: str, rows: list[Row]) -> rich.table.Table:
+    """A line for every ratio, with its quartiles, its aim and a bar; plain figures in columns before it."""
     table = rich.table.Table(title=name, title_justify="left", box=rich.box.SIMPLE, header_style="")
-    columns = [key for key in rows[0] if key != "backend" or name == "schemes"]
-    for key in columns:
-        table.add_column(key.replace("_", " "), justify="left" if isinstance(rows[0][key], str | dict) else "right")
-    if name == "clients":
+    figures = [key for key, value in rows[0].items() if not isinstance(value, dict) and key != "backend"]
+    ratios = [key for key, value in rows[0].items() if isinstance(value, dict)]
+    for key in figures:
+        table.add_column(key.replace("_", " "), justify="left" if isinstance(rows[0][key], str) else "right")
+    for heading in ("of" if name in ("fusion", "overhead") else "over", "", "quartiles", "aim", "") if ratios else ():
+        table.add_column(heading, justify="right" if heading in ("", "aim") else "left")
+    if ratios:
+        table.columns[-1].justify = "left"
+    elif name == "clients":
         table.add_column("")
     longest = max((row["seconds"] for row in rows if "seconds" in row), default=1.0)
     for row in rows:
-        cells = [_cell(row[key]) for key in columns]
+        cells = [_cell(row[key]) for key in figures]
         if name == "clients":
             cells.append("█" * max(1, round(2 * BAR * row["seconds"] / longest)))
-        table.add_row(*cells)
+        for key in ratios:
+            found = row[key]
+            aim = "-" if found.get("aim") is None else f"{found['aim']:g}"
+            bar = "█" * max(0, min(3 * BAR // 2, round(BAR * found["median"] / 2)))
+            quartiles = f"{found['low']:.2f} to {found['high']:.2f}"
+            cells += [key.replace("_", " "), f"{found['median']:.2f}", quartiles, aim, bar]
+            table.add_row(*cells)
+            cells = [""] * len(figures)
+        if not ratios:
+            table.add_row(*cells)
     return table
 
 
 def _cell(value: Any) -> str:
-    """A number, or a ratio with its quartiles, its aim and a bar."""
-    if isinstance(value, dict):
-        aim = f", aim {value['aim']:g}" if value.get("aim") is not None else ""
-        bar = "█" * max(0, min(2 * BAR, round(BAR * value["median"] / 2)))
-        return f"{value['median']:.2f} ({value['low']:.2f} to {value['high']:.2f}{aim}) {bar}"
     if isinstance(value, float):
         return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

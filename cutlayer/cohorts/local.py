@@ -62,7 +62,7 @@ class LocalCohort:
             self._memory = Memory(plans[0].optimizer, self._rows.w)
             self._cut, self._stacks = cut, Stacks(self._rows)
         self._pending: list[Pending] = []
-        for index, plan in enumerate(plans):
+        for index, plan in enumerate(sorted(plans, key=lambda plan: plan.row)):
             j = plan.address.client
             self.clients[j] = Client(j, self.sources[j])
             self.clients[j].open(plan, Seat(self._rows, self._memory, index))
@@ -87,7 +87,9 @@ class LocalCohort:
         some = [self.clients[j] for j in clients]
         if len(some) == 1:
             return some[0].live()
-        live = self._stacked(some) if self.stacks else _side_by_side(some)
+        seats = [client.seat.index for client in some]
+        beside = seats == list(range(seats[0], seats[0] + len(seats)))
+        live = self._stacked(some) if self.stacks and beside else _side_by_side(some)
         self._pending.append(Pending(some, live.a, live.front))
         return live
 
