@@ -23,7 +23,7 @@ from cutlayer.workers import Workers
 BACKENDS = ("auto", "loop", "stacked")
 # Measured with `cutlayer bench` on two CPU cores: a step this small costs more in calls than in arithmetic.
 SMALL_MODEL = 200_000  # parameters
-SMALL_STEP = 40_000_000  # MACs of a batch, forward
+SMALL_STEP = 8_000_000  # MACs of a batch, forward
 GPU_STACK = 256
 
 
