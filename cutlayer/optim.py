@@ -79,6 +79,10 @@ class SGD:
     def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
         w.add_(moments[0], alpha=-eta)
 
+    def renew(self, w: Tensor, g: Tensor, past: Tensor, eta: float) -> None:
+        """The same from beta*m, with the new m in the place of g: nothing else is read or written."""
+        w.add_(g.add_(past), alpha=-eta)
+
 
 @dataclass(frozen=True)
 class NAG(SGD):
@@ -86,6 +90,9 @@ class NAG(SGD):
 
     def apply(self, w: Tensor, g: Tensor, moments: Sequence[Tensor], eta: float, t: int) -> None:
         w.add_(g, alpha=-eta).add_(moments[0], alpha=-eta * self.momentum)
+
+    def renew(self, w: Tensor, g: Tensor, past: Tensor, eta: float) -> None:
+        w.add_(g, alpha=-eta).add_(g.add_(past), alpha=-eta * self.momentum)
 
 
 @dataclass(frozen=True)

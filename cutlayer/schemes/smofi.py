@@ -5,10 +5,11 @@
     H       clients that stepped before and are absent now    k_j   the last step of client j
     m       |A| + |H|: a client that never delivered a step is not counted
 
-No momentum is stored per active client. Every buffer equals m_bar after a step, so m_j = beta*m_bar + g_j is
-formed, applied and forgotten, and the sum over A of the m_j is beta*|A|*m_bar + sum of the g_j.
-A client is known to have finished when a wave comes without it; its last m_j is then rebuilt from the m_bar
-before the last fusion and its gradient row, which becomes its history row.
+No buffer is kept for the momentum of an active client: after a step all of them equal m_bar. With SGD and NAG,
+m_j = beta*m_bar + g_j takes the place of g_j in its row, is applied and added up; with two moments (Adam) it is formed
+and forgotten, and beta*|A|*m_bar + sum of the g_j stands for the sum over A of the m_j.
+A client is known to have finished when a wave comes without it. Its row then is its history: m_j, or what m_j is
+rebuilt from, with the m_bar before the last fusion.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cutlayer.errors import expect
 from cutlayer.fusion import Fusion, Staleness
 from cutlayer.local import joint
 from cutlayer.messages import CutGrad, Momentum, Smashed
-from cutlayer.optim import Moments, remember, runs
+from cutlayer.optim import NAG, SGD, Moments, remember, runs
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.team import Wait
 from cutlayer.waves import Order, Wave
@@ -80,6 +81,8 @@ class Fused:
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion
         self.t = self.memory.t[0]  # steps before this round
         self.clients = Fusion(staleness, server.client_optimizer)
+        known = type(server.optimizer) in (SGD, NAG)  # theirs is the only momentum that a gradient row can hold
+        self.renews = server.optimizer if known and isinstance(server.optimizer, SGD) else None
         self.history: dict[int, list[Tensor]] = {}  # line 1: H <- {}
         self.last: dict[int, int] = {}  # k_j
         self.k = 0
@@ -128,22 +131,27 @@ class Fused:
             self.before, self.m_bar, self._under_way = self.m_bar, total, None
 
     def _update(self, active: Sequence[int], fading: Mapping[int, float], n: int, at: slice, first: bool) -> None:
-        """One part of the vectors: every active Ws_j steps, and the sum for the next m_bar goes on with what is here:
-        beta*|A|*m_bar, then, row by row, a fresh gradient or a stale momentum."""
+        """One part of the vectors: every active Ws_j steps, and the sum for the next m_bar goes on with what is here,
+        row by row: a fresh momentum (or, where it is not stored, the gradient it is made of), or a stale one."""
         rows, optimizer = self.rows, self.server.optimizer
         m_bar, total = [m[at] for m in self.m_bar], [m[at] for m in self.before]
-        for new, old, beta in zip(total, m_bar, optimizer.betas, strict=True) if first else ():
-            torch.mul(old, beta * n, out=new)
+        past = m_bar[0] * optimizer.betas[0]
+        if first:
+            for new, old, beta in zip(total, m_bar, optimizer.betas, strict=True):
+                new.zero_() if self.renews else torch.mul(old, beta * n, out=new)
         for some, _ in runs(active, [0] * len(rows)):
             w, g = rows.w[some, at], rows.g[some, at]
             self.server.regularise(g, w, at)
-            m_j = [torch.empty_like(g) for _ in m_bar]
-            remember(optimizer, m_j, m_bar, g)  # line 8, Eq. 4
-            optimizer.apply(w, g, m_j, self.server.eta, self.t + self.k + 1)  # line 9, Eq. 3
+            if self.renews:
+                self.renews.renew(w, g, past, self.server.eta)  # lines 8 and 9: m_j is now where g_j was
+            else:
+                m_j = [torch.empty_like(g) for _ in m_bar]
+                remember(optimizer, m_j, m_bar, g)  # line 8, Eq. 4
+                optimizer.apply(w, g, m_j, self.server.eta, self.t + self.k + 1)  # line 9, Eq. 3
         stepped = set(active)
         for j, r in self.row.items():
             if r in stepped:
-                optimizer.absorb(total, rows.g[r, at])
+                total[0].add_(rows.g[r, at]) if self.renews else optimizer.absorb(total, rows.g[r, at])
             elif j in fading:
                 self._add_stale(j, fading[j], total, at)
 
@@ -169,6 +177,9 @@ class Fused:
         for j in self.last:
             if j in self.row and j not in active and j not in self.history:
                 g_j = self.rows.g[self.row[j]]
-                m_j = [before * beta for before, beta in zip(self.before, self.server.optimizer.betas, strict=True)]
-                self.server.optimizer.absorb(m_j, g_j)
-                self.history[j] = [g_j.copy_(m_j[0]), *m_j[1:]]
+                if self.renews:
+                    self.history[j] = [g_j]  # it is m_j
+                else:
+                    m_j = [before * beta for before, beta in zip(self.before, self.server.optimizer.betas, strict=True)]
+                    self.server.optimizer.absorb(m_j, g_j)
+                    self.history[j] = [g_j.copy_(m_j[0]), *m_j[1:]]
