@@ -87,6 +87,7 @@ class Fused:
         self.last: dict[int, int] = {}  # k_j
         self.k = 0
         self._under_way: tuple[Wait, list[Tensor], float] | None = None
+        self.owed = 1.0  # what m_bar has still to be divided by
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         server, rows = self.server, self.rows
@@ -114,25 +115,29 @@ class Fused:
         fading = {} if self.staleness.adaptive else {j: self.staleness.weight(self.k, self.last[j]) for j in H}
         n = len(everybody)
         wait = team.add_up(total, lambda at, first: self._update(active, fading, n, at, first), self.server.workers)
+        self.owed = 1.0
         if self.staleness.adaptive:  # here a weight needs the fresh sum first
             fading = {j: self.staleness.faded(self.k, self.last[j], self.history[j], total) for j in H}
             for j in H:
                 self._add_stale(j, fading[j], total, slice(None))
-        m = self.staleness.total(n, list(fading.values()))
-        self._under_way = wait, total, m
+        self._under_way = wait, total, self.staleness.total(n, list(fading.values()))
 
     def _settle(self) -> None:
-        """The last step's m_bar, which other processes may have been adding to all the while (line 15, Eq. 5)."""
+        """The last step's m_bar, which other processes may have been adding to all the while (line 15, Eq. 5). It is
+        divided by m where it is next used, part by part."""
         if self._under_way is not None:
-            wait, total, m = self._under_way
+            wait, total, self.owed = self._under_way
             wait()
-            for moment in total:
-                moment.div_(m)
             self.before, self.m_bar, self._under_way = self.m_bar, total, None
+
+    def _divide(self, at: slice) -> None:
+        for moment in self.m_bar if self.owed != 1 else ():
+            moment[at].div_(self.owed)
 
     def _update(self, active: Sequence[int], fading: Mapping[int, float], n: int, at: slice, first: bool) -> None:
         """One part of the vectors: every active Ws_j steps, and the sum for the next m_bar goes on with what is here,
         row by row: a fresh momentum (or, where it is not stored, the gradient it is made of), or a stale one."""
+        self._divide(at)
         rows, optimizer = self.rows, self.server.optimizer
         m_bar, total = [m[at] for m in self.m_bar], [m[at] for m in self.before]
         past = m_bar[0] * optimizer.betas[0]
@@ -169,6 +174,7 @@ class Fused:
 
     def close(self) -> Closed:
         self._settle()
+        self.server.workers.sweep(len(self.m_bar[0]), self._divide)
         self.memory.put(0, Moments(tuple(self.m_bar), self.t + self.k))
         return Closed({j: self.rows.row(r) for j, r in self.row.items()})
 
