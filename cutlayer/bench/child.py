@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import resource
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-from cutlayer.bench.cases import CASES, Case
-from cutlayer.bench.sections import run
+from cutlayer.bench.cases import Case
+from cutlayer.bench.sections import ranked, run
 from cutlayer.ranks import join, leave
 
 WIDE = Case("wide", "mlp", (8,), 10, 0, 4, 4, 2, (("width", 1536), ("depth", 4)))
@@ -41,21 +40,9 @@ def high_water() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def ranks(name: str) -> dict[str, list[float]]:
-    """Seconds of three rounds."""
-    ours = run(replace(CASES[name], clients=4 if name == "resnet18" else 20), threads=1, ranks="ordered")
-    next(ours)
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        next(ours)
-        seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds}
-
-
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
-    found = peak(rest[0], int(rest[1])) if what == "peak" else ranks(rest[0])
+    found = peak(rest[0], int(rest[1])) if what == "peak" else {"seconds": ranked(rest[0])}
     if join("ordered").root:
         print(json.dumps(found))
     leave()

@@ -35,7 +35,7 @@ FOREVER = 10**9
 def run(case: Case, scheme: str = "smofi", threads: int | None = None, backend: str = "auto", **more: Any) -> Run:
     """A simulation of the case, one local epoch a round, nothing tested."""
     return rounds(
-        case.build(),
+        more.pop("model", None) or case.build(),
         more.pop("clients", None) or case.data(),
         cut=case.cut,
         scheme=scheme,
@@ -53,12 +53,12 @@ def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
     """Ours over centralised training and over a naive simulation of the same clients."""
     for name in names:
         case = _smaller(CASES[name]) if quick else CASES[name]
-        data = case.data()
-        ours = run(case)
+        data, model = case.data(), case.build()
+        ours = run(case, model=model, clients=data)
         plays: dict[str, Callable[[], object]] = {
-            "plain": Centralised(case.build(), data, case.batch, tuned=False),
-            "tuned": Centralised(case.build(), data, case.batch, tuned=True),
-            "naive": Naive(case.build(), case.cut, data, case.batch),
+            "plain": Centralised(model, data, case.batch, tuned=False),
+            "tuned": Centralised(model, data, case.batch, tuned=True),
+            "naive": Naive(model, case.cut, data, case.batch),
             "ours": ours.__next__,
         }
         seconds = interleaved(plays, repeats)
@@ -77,7 +77,7 @@ def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
 
 def schemes(quick: bool, repeats: int) -> Iterator[Row]:
     """Every scheme over plain centralised training of the same samples."""
-    case = CASES["tiny-cnn"]
+    case = _smaller(CASES["tiny-cnn"]) if quick else CASES["tiny-cnn"]
     plain = Centralised(case.build(), case.data(), case.batch, tuned=False)
     for name in ("fedavg", "smofi", "cyclesfl") if quick else SCHEMES:
         ours = run(case, name)
@@ -88,7 +88,7 @@ def schemes(quick: bool, repeats: int) -> Iterator[Row]:
 
 def fusion(quick: bool, repeats: int) -> Iterator[Row]:
     """What fusing costs: SMoFi's step against FedAvg's, and the share of a step that updates and fuses."""
-    for name, aim in (("femnist-cnn", 0.12), ("resnet18", 0.05)):
+    for name, aim in (("femnist-cnn", 0.12), ("resnet18", 0.05))[: 1 if quick else 2]:
         case = _smaller(CASES[name]) if quick else CASES[name]
         fused, plain = run(case), run(case, "fedavg")
         with Stopwatch(Fused, "_step") as watch:
@@ -101,12 +101,12 @@ def fusion(quick: bool, repeats: int) -> Iterator[Row]:
 def clients(quick: bool, repeats: int) -> Iterator[Row]:
     """Seconds of a round against the clients that train in it, and against those that are only registered."""
     tiny = CASES["tiny-cnn"]
-    for n in (1, 10, 50) if quick else (1, 2, 5, 10, 20, 50, 100, 200):
+    for n in (1, 10, 20) if quick else (1, 2, 5, 10, 20, 50, 100, 200):
         ours = run(replace(tiny, clients=n))
         seconds = interleaved({"ours": ours.__next__}, repeats)["ours"]
         yield {"selected": n, "registered": n, "seconds": statistics.median(seconds)}
     data = replace(tiny, clients=20).data()
-    for registered in (20, 10_000) if quick else (20, 1000, 100_000, 1_000_000):
+    for registered in (10_000,) if quick else (20, 1000, 100_000, 1_000_000):
         ours = run(tiny, clients=[data[j % 20] for j in range(registered)], participation=20)
         seconds = interleaved({"ours": ours.__next__}, repeats)["ours"]
         yield {"selected": 20, "registered": registered, "seconds": statistics.median(seconds)}
@@ -116,7 +116,7 @@ def overhead(quick: bool, repeats: int) -> Iterator[Row]:
     """The share of a round that is neither training nor testing: opening, averaging, the record."""
 
     for name in ("tiny-cnn", "femnist-cnn"):
-        case = replace(CASES[name], steps=20 if quick else 60, clients=4 if quick else CASES[name].clients)
+        case = replace(CASES[name], steps=20 if quick else 60, clients=2 if quick else CASES[name].clients)
         ours = run(case)
         next(ours)
         shares = []
@@ -130,9 +130,9 @@ def overhead(quick: bool, repeats: int) -> Iterator[Row]:
 
 def memory(quick: bool) -> Iterator[Row]:
     """Bytes for each server-half parameter and selected client: how the peak of a process grows with its clients."""
-    few, many = 4, 12 if quick else 24
+    few, many = (2, 6) if quick else (4, 24)
     with ThreadPoolExecutor(cores()) as pool:  # nothing is timed here
-        for scheme, aim in (("smofi", 8.0), ("fedavg", None)):
+        for scheme, aim in (("smofi", 8.0), ("fedavg", None))[: 1 if quick else 2]:
             less, more = pool.map(_peak, (scheme, scheme), (few, many))
             grown = (more["peak"] - less["peak"]) / (many - few) / less["server_parameters"]
             yield {"scheme": scheme, "bytes_per_parameter_and_client": grown, "aim": aim}
@@ -144,7 +144,7 @@ def processes(quick: bool, repeats: int) -> Iterator[Row]:
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(1 if quick else max(1, repeats // 2)):
         for size in seconds:
-            seconds[size] += _ranks(name, size)
+            seconds[size] += ranked(name) if quick and size == 1 else _ranks(name, size)
     for size, found in seconds.items():
         yield {
             "processes": size,
@@ -153,6 +153,18 @@ def processes(quick: bool, repeats: int) -> Iterator[Row]:
             "speed": statistics.median(seconds[1]) / statistics.median(found),
             "aim": 1.5 if size == 2 else None,
         }
+
+
+def ranked(name: str) -> list[float]:
+    """Seconds of three rounds, in each of the processes there are, with one thread."""
+    ours = run(replace(CASES[name], clients=4 if name == "resnet18" else 20), threads=1, ranks="ordered")
+    next(ours)
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        next(ours)
+        seconds.append(time.perf_counter() - began)
+    return seconds
 
 
 class Stopwatch:
@@ -182,9 +194,9 @@ class Stopwatch:
 def _smaller(case: Case) -> Case:
     """A round short enough for a quick look."""
     if case.name in ("tiny-cnn", "mlp"):
-        return replace(case, steps=2)
-    heavy = case.name.startswith("resnet")
-    return replace(case, clients=2, steps=2 if case.name == "femnist-cnn" else 1, batch=4 if heavy else case.batch)
+        return replace(case, steps=1)
+    heavy = case.name.startswith(("resnet", "transformer"))
+    return replace(case, clients=2, steps=2 if case.name == "femnist-cnn" else 1, batch=3 if heavy else case.batch)
 
 
 def _peak(scheme: str, clients: int) -> dict[str, float]:
@@ -192,8 +204,8 @@ def _peak(scheme: str, clients: int) -> dict[str, float]:
 
 
 def _ranks(name: str, size: int) -> list[float]:
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--standalone", "-m"]
-    found = _child([sys.executable, *launch, "cutlayer.bench.child", "ranks", name])
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--standalone"] if size > 1 else []
+    found = _child([sys.executable, *launch, "-m", "cutlayer.bench.child", "ranks", name])
     return list(found["seconds"])
 
 

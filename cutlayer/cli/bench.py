@@ -35,7 +35,7 @@ the figures are medians of ratios with their quartiles: 1.00 is as fast as the o
 
 examples:
   cutlayer bench --quick                              under a minute, rough
-  cutlayer bench --out bench.json                     everything; about twenty minutes on two cores
+  cutlayer bench --out bench.json                     everything; half an hour on two cores
   cutlayer bench --only throughput --models mlp lstm
 """
 SECTIONS = ("throughput", "schemes", "fusion", "overhead", "clients", "memory", "processes")
