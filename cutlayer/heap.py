@@ -1,7 +1,7 @@
 """The C library's heap, told to keep what it has.
 
 Every step frees activations and gradients of many megabytes that the next one asks for again. By default glibc hands
-them back to the system in between and gets them anew, page by page: a twentieth of a step of a ResNet-18.
+them back to the system in between and gets them anew, page by page.
 """
 
 from __future__ import annotations

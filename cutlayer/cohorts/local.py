@@ -88,7 +88,7 @@ class LocalCohort:
         if len(some) == 1:
             return some[0].live()
         seats = [client.seat.index for client in some]
-        beside = seats == list(range(seats[0], seats[0] + len(seats)))
+        beside = seats == list(range(seats[0], seats[0] + len(seats)))  # unless a scheme lays its rows otherwise
         live = self._stacked(some) if self.stacks and beside else _side_by_side(some)
         self._pending.append(Pending(some, live.a, live.front))
         return live

@@ -140,7 +140,7 @@ class Fused:
         self._divide(at)
         rows, optimizer = self.rows, self.server.optimizer
         m_bar, total = [m[at] for m in self.m_bar], [m[at] for m in self.before]
-        past = m_bar[0] * optimizer.betas[0]
+        past = m_bar[0] * optimizer.betas[0] if self.renews else m_bar[0]
         if first:
             for new, old, beta in zip(total, m_bar, optimizer.betas, strict=True):
                 new.zero_() if self.renews else torch.mul(old, beta * n, out=new)

@@ -136,6 +136,19 @@ def test_variants_of_schemes_stacked(scheme: Any) -> None:
     check(scheme=scheme)
 
 
+@dataclasses.dataclass(frozen=True)
+class Backwards(cl.SFLV1):
+    """The server's rows lie in another order than the clients'."""
+
+    def open(self, server: Any, clients: Any, kept: Any) -> Any:
+        return super().open(server, list(clients)[::-1], kept)
+
+
+def test_a_scheme_may_lay_its_rows_otherwise() -> None:
+    """Fronts that are no neighbours then go one after another."""
+    check(scheme=Backwards(every="round"))
+
+
 @pytest.mark.parametrize("scheme", ["cyclepsl", "cyclesfl", "cyclesglr", "smofi"])
 def test_without_buffers_stacked(scheme: str) -> None:
     """Where no buffer moves, the gradients at the cut of a Cycle scheme are taken in one graph too."""
