@@ -1,13 +1,15 @@
 """Cutting a model in two.
 
 A model is an ordered list of blocks: an `nn.Sequential`, or any module with a `blocks` attribute whose forward
-applies them in order. `cut=L` gives the client blocks 0..L (block 0 is the stem) and the server the rest.
+applies them in order. `cut=L` gives the client blocks 0..L (block 0 is the stem) and the server the rest. Where labels
+stay with the client (the U-shape), the last block is the client's too, and the server holds the middle.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -39,25 +41,52 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
-def cut_range(cut: Cut, blocks: int) -> tuple[int, int]:
-    """`cut` as an inclusive range of block indices, checked: the server keeps at least the last block."""
-    ends = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut)
+@dataclass(frozen=True)
+class Layout:
+    """Which blocks are whose, in the order in which their weights lie: the client's first, so that a cut is an offset.
+
+    `n` blocks, of which the last `tail` are the client's too: 1 where labels stay with it, otherwise 0.
+    """
+
+    n: int
+    tail: int = 0
+
+    @property
+    def whole(self) -> list[int]:
+        return [*range(self.n - self.tail, self.n), *range(self.n - self.tail)]
+
+    def client(self, cut: int) -> list[int]:
+        return self.whole[: self.tail + cut + 1]
+
+    def server(self, cut: int) -> list[int]:
+        return self.whole[self.tail + cut + 1 :]
+
+
+def cut_range(cut: Cut, layout: Layout) -> tuple[int, int]:
+    """`cut` as an inclusive range of block indices, checked: the server keeps at least one block."""
+    ends, last = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut), layout.n - layout.tail - 2
     whole = len(ends) == 2 and all(is_whole(c) for c in ends)
-    expect(whole and 0 <= ends[0] <= ends[1] <= blocks - 2, "cut", cut, f"block indices from 0 to {blocks - 2}")
+    stays = " (the last block stays with the client, and the server has at least one)" if layout.tail else ""
+    expect(last >= 0, "model", f"{layout.n} blocks", "at least 3 for labels that stay: front, middle and last block")
+    expect(whole and 0 <= ends[0] <= ends[1] <= last, "cut", cut, f"block indices from 0 to {last}{stays}")
     return int(ends[0]), int(ends[1])
 
 
-def refuse_shared(model: nn.Module, lo: int, hi: int) -> None:
-    """Refuse a parameter or buffer that both sides of a cut in lo..hi would hold."""
+def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
+    """Refuse a parameter or buffer that two of the parts would hold, with a cut in lo..hi: front, back, and the last
+    block where it is a part of its own."""
     names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
     first: dict[int, int] = {}
-    for index, block in enumerate(blocks_of(model)):
+    blocks = blocks_of(model)
+    for index, block in enumerate(blocks):
         for tensor in (*block.parameters(), *block.buffers()):
             owner = first.setdefault(id(tensor), index)
-            if owner < index and owner <= hi and index > lo:  # a cut c in lo..hi has owner <= c < index
+            apart = owner < index and owner <= hi and index > lo  # a cut c in lo..hi has owner <= c < index
+            if apart or owner < len(blocks) - tail <= index:
                 where = lo if lo == hi else (lo, hi)
                 shared = f"{names[id(tensor)]!r} is shared by blocks {owner} and {index}"
-                raise ContractError(f"model: {shared}, on both sides of cut = {where}")
+                parts = f"on both sides of cut = {where}" if apart else "and the last is a part of its own"
+                raise ContractError(f"model: {shared}, {parts}")
 
 
 def device_of(blocks: Sequence[nn.Module]) -> torch.device:
@@ -77,7 +106,7 @@ def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
 def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
     """Stand-alone copies of the front (blocks 0..cut) and of the back."""
     blocks = blocks_of(model)
-    lo, hi = cut_range(cut, len(blocks))
+    lo, hi = cut_range(cut, Layout(len(blocks)))
     refuse_shared(model, lo, hi)
     copies = [copy.deepcopy(nn.Sequential(*part)) for part in (blocks[: cut + 1], blocks[cut + 1 :])]
     return copies[0], copies[1]
@@ -89,7 +118,7 @@ def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
 
 
 @torch.no_grad()
-def probe(model: nn.Module, x: Inputs, lo: int, hi: int) -> Tensor:
+def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tensor:
     """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
     twin = copy.deepcopy(model).eval()
     with callers_randomness():
@@ -97,9 +126,11 @@ def probe(model: nn.Module, x: Inputs, lo: int, hi: int) -> Tensor:
         whole = twin(each(x, torch.clone))
         torch.default_generator.manual_seed(0)
         out: Any = each(x, torch.clone)
-        for index, block in enumerate(blocks_of(twin)):
+        blocks = blocks_of(twin)
+        for index, block in enumerate(blocks):
             out = block(out)
-            if lo <= index <= hi and not (isinstance(out, Tensor) and out.is_floating_point()):
+            travels = lo <= index <= hi or (tail and index == len(blocks) - tail - 1)
+            if travels and not (isinstance(out, Tensor) and out.is_floating_point()):
                 kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
                 raise ContractError(f"cut = {index}: block {index} gives {kind}, expected one floating tensor")
     if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:

@@ -88,7 +88,11 @@ class Style:
 
 
 class Half:
-    """Consecutive blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound."""
+    """Some blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound.
+
+    `stages`: the places of the blocks that are computed one after another; a half that is the front and the last block of
+    a model has two. Usually there is one: all of them.
+    """
 
     def __init__(
         self,
@@ -98,9 +102,11 @@ class Half:
         style: Style | None = None,
         last: bool | None = None,
         template: Sequence[nn.Module] | None = None,
+        stages: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.style = style or Style()
         self.blocks = list(blocks)
+        self.stages = stages or [range(len(self.blocks))]
         if any(t.device != device for block in blocks for _, _, t in _tensors(block)):
             self.blocks = list(nn.Sequential(*blocks).to(device))
         self.device = device
@@ -178,22 +184,23 @@ class Half:
         """Forget what is bound: the next call binds anew."""
         self._bound = None
 
-    def __call__(self, x: Inputs, views: Views) -> Tensor:
-        """The blocks' output, computed in this thread's own copy of them."""
+    def __call__(self, x: Inputs, views: Views, stage: int = 0) -> Tensor:
+        """The output of a stage's blocks, computed in this thread's own copy of them."""
         here = self.here()
         here.bind(views)
-        out = here.apply(x)
+        out = here.apply(x, stage)
         for tensor, module, name in here.reassigned(views):
             tensor.data.copy_(getattr(module, name).detach())  # .data: other views of the row may await their backward
             _put(module, name, tensor)
         return out
 
-    def apply(self, x: Inputs) -> Tensor:
-        """The blocks in order, with whatever is bound."""
+    def apply(self, x: Inputs, stage: int = 0) -> Tensor:
+        """A stage's blocks in order, with whatever is bound."""
+        blocks = [self.blocks[place] for place in self.stages[stage]]
         if self.style.autocast is None:
-            return in_order(self.blocks, x)
+            return in_order(blocks, x)
         with torch.autocast(self.device.type, self.style.autocast):
-            out = in_order(self.blocks, x)
+            out = in_order(blocks, x)
         return out.to(self.dtypes[0]) if out.is_floating_point() else out
 
     def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
@@ -209,7 +216,7 @@ class Half:
         found = self._twins.get(threading.get_ident())
         if found is None:
             twin = _twin_of(self._template)
-            found = Half(twin, self.device, self.dtypes, self.style, self.last, self._template)
+            found = Half(twin, self.device, self.dtypes, self.style, self.last, self._template, self.stages)
             if self._mode is not None:
                 found.train(self._mode)
             self._twins[threading.get_ident()] = found
@@ -252,9 +259,19 @@ class Rows:
     def row(self, j: int) -> Vectors:
         return Vectors(self.w[j], self.b[j], self.i[j])
 
-    def forward(self, j: int, x: Inputs) -> Tensor:
+    def forward(self, j: int, x: Inputs, stage: int = 0) -> Tensor:
         """The half's output with row j."""
-        return self.half(x, self.views[j])
+        return self.half(x, self.views[j], stage)
+
+    def leaves(self, j: int, stage: int) -> Views:
+        """What a stage of row j learns, and where its gradients go."""
+        if len(self.half.stages) == 1:
+            return self.views[j]
+        ends = [0, *(end[0] for end in self.half.ends)]
+        spans = [range(ends[place], ends[place + 1]) for place in self.half.stages[stage]]
+        mine = [i for i, slot in enumerate(self.half.slots[0]) if any(slot.start in span for span in spans)]
+        view = self.views[j]
+        return Views([view.w[i] for i in mine], [], [], [view.g[i] for i in mine])
 
 
 def differentiate(
@@ -271,14 +288,20 @@ def differentiate(
     return fresh[len(places) :]
 
 
-def half(model: nn.Module, lo: int, hi: int, device: torch.device, style: Style | None = None) -> Half:
-    """Blocks lo..hi-1 of the model, in modules of their own and in training mode; nothing must run the model itself.
-    Its vectors have the dtypes of the whole model."""
+def half(model: nn.Module, which: Sequence[int], device: torch.device, style: Style | None = None) -> Half:
+    """These blocks of the model, as their weights shall lie, in modules of their own and in training mode; nothing must
+    run the model itself. Neighbours are one stage. Its vectors have the dtypes of the whole model."""
     blocks = blocks_of(model)
-    template = blocks[lo:hi]
+    template = [blocks[index] for index in which]
+    stages: list[list[int]] = []
+    for index in sorted(which):
+        if index - 1 not in which:
+            stages.append([])
+        stages[-1].append(list(which).index(index))
     moves = any(t.device != device for block in template for _, _, t in _tensors(block))
     mine = copy.deepcopy(template) if moves else _twin_of(template)
-    made = Half(mine, device, _dtypes(blocks), style, channels_last_is_safe(blocks), None if moves else template)
+    last = channels_last_is_safe(blocks)
+    made = Half(mine, device, _dtypes(blocks), style, last, None if moves else template, stages)
     made.train(True)
     return made
 
