@@ -14,7 +14,7 @@ from cutlayer.descend import descend
 from cutlayer.feed import Indices
 from cutlayer.flat import Rows, Vectors, differentiate
 from cutlayer.local import clip, clips, joint, regularise, squared
-from cutlayer.messages import Address, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Live, Momentum, Plan, Report, Smashed, Square
 from cutlayer.nested import Inputs, ordered
 from cutlayer.optim import Memory, Moments
 from cutlayer.rng import address, forward_randomness, rng
@@ -83,12 +83,30 @@ class Client:
         with torch.enable_grad():
             with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
                 a = rows.forward(self.seat.index, x)
-            return Live(self.noisy(a), y, self.seat.rows.views[self.seat.index])
+            return Live(self.noisy(a), y, rows.leaves(self.seat.index))
 
     def forward(self) -> Smashed:
         """The next step's smashed data."""
         self._a, y, _ = self.live()
-        return Smashed(self.here(), self._a.detach(), y)
+        return self.sent(self._a.detach(), y)
+
+    def sent(self, a: Tensor, y: Tensor) -> Smashed:
+        """Labels travel with the smashed data, or stay for `turn`."""
+        self._y = y
+        return Smashed(self.here(), a, y if self.plan.loss is None else None)
+
+    def turn(self, features: Features) -> FeatureGrad | None:
+        """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
+        plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
+        if plan.loss is None or not self.waits or features.address != where:
+            return None
+        z = features.z.detach().to(rows.half.device).requires_grad_()
+        drawn = rows.half.style.randomness
+        with torch.enable_grad():
+            with forward_randomness(drawn, plan.feed.seed, where.round, self.id, where.step, "last"):
+                loss = plan.loss(rows.forward(j, z.clone(), stage=1), self._y)
+            (grad,) = differentiate(loss, [rows.leaves(j, 1)], inputs=[z])
+        return FeatureGrad(where, grad)
 
     def backward(self, reply: CutGrad) -> Square | None:
         """Go on from the gradient at the cut: the front's gradient, and its own optimizer's step.
@@ -113,7 +131,7 @@ class Client:
     def receive(self, reply: CutGrad) -> None:
         """The front's gradient from the one at the cut, unless it is there already."""
         if reply.grad is not None and self._a is not None:
-            differentiate(self._a, [self.seat.rows.views[self.seat.index]], reply.grad)
+            differentiate(self._a, [self.seat.rows.leaves(self.seat.index)], reply.grad)
 
     def asked(self, reply: CutGrad) -> bool:
         """Whether this answers its last step: a doubled or stale reply changes nothing."""

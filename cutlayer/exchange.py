@@ -10,12 +10,12 @@ from torch import Tensor
 
 from cutlayer.cohorts.seam import Cohort
 from cutlayer.local import Local, joint
-from cutlayer.messages import Address, Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Address, Attached, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.records import Ledger
 from cutlayer.schemes.seam import Fuses, Session
 from cutlayer.waves import Wave
 
-M = TypeVar("M", bound=Smashed | Attached | Report | Square | Momentum)
+M = TypeVar("M", bound=Smashed | Attached | FeatureGrad | Report | Square | Momentum)
 
 
 class Exchange:
@@ -58,6 +58,14 @@ class Exchange:
             self._fuse([m.address.client for m in smashed if m.address.client not in self._silent], taken, session)
         for j in self._silent:
             del taken[j]
+
+    def turn(self, features: Sequence[Features]) -> Mapping[int, Tensor]:
+        """Where labels stay with the clients: their gradients of these features. One that does not answer is lost."""
+        grads = admit(self.cohort.turn(features), {f.address.client: f.address for f in features})
+        self.ledger.down += sum(f.nbytes for f in features)
+        self.ledger.up += sum(grad.nbytes for grad in grads)
+        self._silent |= {f.address.client for f in features} - {grad.address.client for grad in grads}
+        return {grad.address.client: grad.grad for grad in grads}
 
     def send(self, replies: Sequence[CutGrad]) -> Mapping[int, Tensor]:
         """Gradients to the clients; ||h||^2 of their halves back. One that does not answer is lost."""

@@ -203,6 +203,15 @@ class Half:
             out = in_order(blocks, x)
         return out.to(self.dtypes[0]) if out.is_floating_point() else out
 
+    def leaves(self, views: Views, stage: int) -> Views:
+        """What a stage learns, and where its gradients go."""
+        if len(self.stages) == 1:
+            return views
+        ends = [0, *(end[0] for end in self.ends)]
+        spans = [range(ends[place], ends[place + 1]) for place in self.stages[stage]]
+        mine = [i for i, slot in enumerate(self.slots[0]) if any(slot.start in span for span in spans)]
+        return Views([views.w[i] for i in mine], [], [], [views.g[i] for i in mine])
+
     def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
         """The bound buffers that a block has replaced instead of writing into them."""
         for tensors, slots in ((views.b, self.slots[1]), (views.i, self.slots[2])):
@@ -263,15 +272,8 @@ class Rows:
         """The half's output with row j."""
         return self.half(x, self.views[j], stage)
 
-    def leaves(self, j: int, stage: int) -> Views:
-        """What a stage of row j learns, and where its gradients go."""
-        if len(self.half.stages) == 1:
-            return self.views[j]
-        ends = [0, *(end[0] for end in self.half.ends)]
-        spans = [range(ends[place], ends[place + 1]) for place in self.half.stages[stage]]
-        mine = [i for i, slot in enumerate(self.half.slots[0]) if any(slot.start in span for span in spans)]
-        view = self.views[j]
-        return Views([view.w[i] for i in mine], [], [], [view.g[i] for i in mine])
+    def leaves(self, j: int, stage: int = 0) -> Views:
+        return self.half.leaves(self.views[j], stage)
 
 
 def differentiate(

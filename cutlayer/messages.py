@@ -5,13 +5,18 @@ Smashed   up    T times the activations at the cut, and the labels
 CutGrad   down  T times the gradient of the loss at the cut
 Report    up    once    the trained front
 
+Where labels stay with the client, it holds the last block too, and a step has two more messages (4T + 2 a round):
+
+Features      down  T times what comes out of the server's blocks
+FeatureGrad   up    T times the gradient of the loss there
+
 Two more where a method asks for them: a Square up for each CutGrad (FedNAR's joint norm: 3T + 2 messages), and a
 Momentum each way and step (SMoFi with `fuse_clients`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -22,6 +27,7 @@ from cutlayer.flat import Vectors, Views
 from cutlayer.local import Local
 from cutlayer.optim import Moments, Optimizer
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 SCALAR = 8  # bytes of a number
 
 
@@ -47,6 +53,7 @@ class Plan:
     eta: float
     local: Local | None = None
     noise: float = 0.0  # on the smashed data, relative to its norm
+    loss: Loss | None = None  # where labels stay with the client, which holds the last block too; None: they are sent
     memory: Moments | None = None  # what the optimizer starts with; None: nothing, or what the client kept
     shares_memory: bool = False  # report the optimizer's memory too
     keeps_half: bool = False
@@ -64,15 +71,39 @@ class Smashed:
 
     address: Address
     a: Tensor
-    y: Tensor
+    y: Tensor | None  # None: the labels stay with the client
 
     @property
     def nbytes(self) -> int:
-        return self.a.nbytes + self.y.nbytes
+        return self.a.nbytes + (0 if self.y is None else self.y.nbytes)
 
     @property
     def samples(self) -> int:
-        return len(self.y)
+        return len(self.a)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Z_j of one step: what the server's blocks make of A_j, for the client's last block."""
+
+    address: Address
+    z: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.z.nbytes
+
+
+@dataclass(frozen=True)
+class FeatureGrad:
+    """dL_j/dZ_j of one step; the loss stays with the client."""
+
+    address: Address
+    grad: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.grad.nbytes
 
 
 class Live(NamedTuple):
@@ -103,11 +134,11 @@ class Attached:
 
 @dataclass(frozen=True)
 class CutGrad:
-    """dL_j/dA_j of one step; the loss stays with the server's records."""
+    """dL_j/dA_j of one step; the loss, where the server knows it, stays with its records."""
 
     address: Address
     grad: Tensor | None  # None: it has flowed on into the client's half already
-    loss: Tensor
+    loss: Tensor | None
     square: Tensor | None = None  # ||h||^2 of the server's half, for a joint norm
     flowed: int = 0  # the bytes of a gradient that has
 

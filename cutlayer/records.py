@@ -106,7 +106,7 @@ class Ledger:
             self.work[s.address.client] = steps + 1, samples + s.samples
         self.up += sum(s.nbytes for s in smashed)
         self.down += sum(r.nbytes for r in replies)
-        self.losses += [(r.address.client, r.address.step, r.loss) for r in replies]
+        self.losses += [(r.address.client, r.address.step, r.loss) for r in replies if r.loss is not None]
 
     def tally(self) -> Tally:
         """In plain numbers."""

@@ -14,7 +14,7 @@ from cutlayer.data.source import Source, take_together
 from cutlayer.descend import descend
 from cutlayer.flat import Half, Rows, Views, differentiate
 from cutlayer.local import clips
-from cutlayer.messages import Attached, CutGrad, Live, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Attached, CutGrad, FeatureGrad, Features, Live, Momentum, Plan, Report, Smashed, Square
 from cutlayer.nested import Inputs, ordered
 from cutlayer.optim import Memory
 from cutlayer.stack import Stacks, stacked, together
@@ -80,7 +80,7 @@ class LocalCohort:
             return [clients[0].forward()]
         a, y, _ = self.live([client.id for client in clients])
         parts = zip(clients, a.detach().contiguous().unbind(), y.unbind(), strict=True)  # as they would arrive by mail
-        return [Smashed(client.here(), a_j, y_j) for client, a_j, y_j in parts]
+        return [client.sent(a_j, y_j) for client, a_j, y_j in parts]
 
     def live(self, clients: Sequence[int]) -> Live:
         """Clients forward, with the graph attached; several of them in one."""
@@ -100,7 +100,7 @@ class LocalCohort:
             a = stack.forward(x)
             if clients[0].plan.noise:
                 a = torch.stack([client.noisy(a_j) for client, a_j in zip(clients, a.unbind(), strict=True)])
-        return Live(a, y, stack.views)
+        return Live(a, y, stack.rows.half.leaves(stack.views, 0))
 
     def _batches(self, clients: Sequence[Client]) -> tuple[Inputs, Tensor]:
         """The samples of their next steps, [n, batch, ...] in plain order: in one reading where they lie in one data
@@ -113,6 +113,10 @@ class LocalCohort:
             return found[0].contiguous(), found[1]
         each = [client.batch() for client in clients]
         return ordered(stacked([x for x, _ in each]), False), torch.stack([y for _, y in each])
+
+    def turn(self, features: Sequence[Features]) -> list[FeatureGrad]:
+        answers = self.workers.map(lambda f: self.clients[f.address.client].turn(f), features)
+        return [answer for answer in answers if answer is not None]
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
         heard = {reply.address.client: reply for reply in replies}

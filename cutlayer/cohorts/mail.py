@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from cutlayer.flat import Vectors
-from cutlayer.messages import Address, CutGrad, Momentum, Report, Smashed, Square
+from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Report, Smashed, Square
 from cutlayer.optim import Moments
 from cutlayer.pack import pack, unpack
 
@@ -22,7 +22,7 @@ class Start:
     at: Vectors
 
 
-Message = Smashed | CutGrad | Square | Momentum | Report | Start
+Message = Smashed | Features | FeatureGrad | CutGrad | Square | Momentum | Report | Start
 
 
 def letters(messages: Sequence[Message], *words: Any) -> Tensor:
@@ -42,11 +42,16 @@ def _written(message: Message) -> tuple[list[Any], list[Tensor]]:
     kind, where = type(message).__name__, list(astuple(message.address))
     match message:
         case Smashed():
-            return [kind, where], [message.a, message.y]
+            y = _given(message.y)
+            return [kind, where, len(y)], [message.a, *y]
+        case Features():
+            return [kind, where], [message.z]
+        case FeatureGrad():
+            return [kind, where], [message.grad]
         case CutGrad():
             assert message.grad is not None, "a gradient that has flowed on does not travel"
-            square = [] if message.square is None else [message.square]
-            return [kind, where, len(square)], [message.grad, message.loss, *square]
+            loss, square = _given(message.loss), _given(message.square)
+            return [kind, where, len(loss), len(square)], [message.grad, *loss, *square]
         case Square():
             return [kind, where], [message.value]
         case Momentum():
@@ -60,15 +65,23 @@ def _written(message: Message) -> tuple[list[Any], list[Tensor]]:
             return [kind, where, len(memory.m), memory.t, *numbers, *flags], [*message.end, *memory.m]
 
 
+def _given(tensor: Tensor | None) -> list[Tensor]:
+    return [] if tensor is None else [tensor]
+
+
 def _read(line: list[Any], tensors: Iterator[Tensor]) -> Message:
     kind, where, *rest = line
     address = Address(*where)
     match kind:
         case "Smashed":
-            return Smashed(address, next(tensors), next(tensors))
+            return Smashed(address, next(tensors), next(tensors) if rest[0] else None)
+        case "Features":
+            return Features(address, next(tensors))
+        case "FeatureGrad":
+            return FeatureGrad(address, next(tensors))
         case "CutGrad":
-            grad, loss = next(tensors), next(tensors)
-            return CutGrad(address, grad, loss, next(tensors) if rest[0] else None)
+            grad, loss = next(tensors), next(tensors) if rest[0] else None
+            return CutGrad(address, grad, loss, next(tensors) if rest[1] else None)
         case "Square":
             return Square(address, next(tensors))
         case "Momentum":

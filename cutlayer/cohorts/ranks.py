@@ -11,7 +11,7 @@ from typing import Any
 
 from cutlayer.cohorts.mail import Message, Start, letters, read
 from cutlayer.cohorts.seam import Cohort
-from cutlayer.messages import CutGrad, Momentum, Plan, Report, Square
+from cutlayer.messages import CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Square
 from cutlayer.ranks import Ranks
 from cutlayer.waves import Wave
 
@@ -46,6 +46,9 @@ class RankCohort:
     def gather(self, wave: Wave) -> list[Any]:
         return self._ask("gather", list(wave.clients), wave.epoch)
 
+    def turn(self, features: Sequence[Features]) -> list[FeatureGrad]:
+        return self._ask("turn", messages=features)
+
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
         return self._ask("scatter", messages=replies)
 
@@ -79,6 +82,8 @@ class RankCohort:
                 self.inner.open([replace(plan, start=starts.get(plan.address.client, plan.start)) for plan in mine])
             case "gather" if clients:
                 return self.inner.gather(Wave(tuple(clients), rest[1]))
+            case "turn" if messages:
+                return self.inner.turn(messages)
             case "scatter" if messages:
                 return self.inner.scatter(messages)
             case "momenta" if clients:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cutlayer.messages import Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Attached, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.waves import Wave
 
 
@@ -17,6 +17,9 @@ class Cohort(Protocol):
 
     def gather(self, wave: Wave) -> Sequence[Smashed | Attached]:
         """One step forward of each client of the wave."""
+
+    def turn(self, features: Sequence[Features]) -> Sequence[FeatureGrad]:
+        """Through the clients' last blocks and back, where labels stay with them."""
 
     def scatter(self, replies: Sequence[CutGrad]) -> Sequence[Square]:
         """The gradients at the cut, back to their clients; the answers, where the plan's local rule asks for some."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cutlayer.errors import expect
@@ -93,13 +92,11 @@ class Merged:
             return []
         server, rows = self.server, self.rows
         where = Address(server.round, EVERYBODY, self.k)
-        d = [len(s.y) for s in smashed]
-        a, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
-        grad, loss = server.gradient(rows, 0, where, a, y)  # mean loss over the merged batch, pre-update weights
-        server.step(rows, self.memory, [0])
-        self.k += 1
-        slices = zip(smashed, torch.split(grad, d), d, strict=True)
-        return [CutGrad(s.address, part * (sum(d) / d_j), loss) for s, part, d_j in slices]
+        replies = server.merged(rows, 0, where, smashed)  # mean loss over the merged batch, pre-update weights
+        if replies:
+            server.step(rows, self.memory, [0])
+            self.k += 1
+        return replies
 
     def close(self) -> Closed:
         return Closed(self.rows.row(0), weights=self.weights)

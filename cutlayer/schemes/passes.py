@@ -11,7 +11,7 @@ from torch.func import vmap
 from cutlayer.flat import Half, Rows, Views, differentiate
 from cutlayer.messages import Address, Attached, CutGrad, Smashed
 from cutlayer.rng import forward_randomness
-from cutlayer.stack import Stacks, each_loss, together
+from cutlayer.stack import Stack, Stacks, each_loss, together
 from cutlayer.workers import Workers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -27,15 +27,12 @@ class Passes:
     ) -> None:
         self.half, self.loss, self.seed = half, loss, seed
         self.workers, self.size, self.stacks = workers or Workers(), size, stacks
-        self._made: Stacks | None = None
+        self._made: Stacks
         self._writes = True  # whether the first block may write into its input
 
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         """g_j of every client into its row; dL/dA_j back, unless it has flowed on into a client of this process."""
-        which = [row[s.address.client] for s in smashed]
-        if self._made is None or self._made.rows is not rows:
-            self._made = Stacks(rows)
-        groups = together(which, [s.samples for s in smashed], self.size)
+        which, groups = self.grouped(rows, row, smashed)
         done: dict[int, CutGrad] = {}
 
         def work(group: list[int]) -> list[CutGrad]:
@@ -45,20 +42,22 @@ class Passes:
             done |= zip(group, replies, strict=True)
         return [done[i] for i in range(len(smashed))]
 
+    def grouped(
+        self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]
+    ) -> tuple[list[int], list[list[int]]]:
+        """The rows of these clients, and which of them go through one graph."""
+        if not hasattr(self, "_made") or self._made.rows is not rows:
+            self._made = Stacks(rows)
+        which = [row[s.address.client] for s in smashed]
+        return which, together(which, [s.samples for s in smashed], self.size)
+
     def _group(self, rows: Rows, which: list[int], smashed: Sequence[Message]) -> list[CutGrad]:
         one = len(smashed) == 1
-        a, y, parts, inputs = _inputs(smashed, self.half.device)
-        stack = self._made.of(which) if self._made and self.stacks and not one else None
+        a, y, parts, inputs = inputs_of(smashed, self.half.device)
+        assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
-            if one:
-                losses = self.loss(self._forward(rows, which[0], smashed[0].address, a), y)
-            else:
-                if stack is not None:
-                    out = stack.forward(a.clone() if self._writes else a)
-                else:
-                    each = zip(which, smashed, a.unbind(), strict=True)
-                    out = torch.stack([self._forward(rows, r, s.address, a_j) for r, s, a_j in each])
-                losses = each_loss(self.loss, out, y)
+            out, stack = self.through(rows, which, smashed, a)
+            losses = self.loss(out, y) if one else each_loss(self.loss, out, y)
             total = losses if one else losses.sum()
         parts += [rows.views[r] for r in which] if stack is None else [stack.views]
         grads = differentiate(total, parts, inputs=inputs)
@@ -73,13 +72,25 @@ class Passes:
         each_one = zip(smashed, back, losses.unbind(), strict=True)
         return [CutGrad(s.address, grad, loss, flowed=flowed) for s, grad, loss in each_one]
 
+    def through(
+        self, rows: Rows, which: list[int], smashed: Sequence[Message], a: Tensor
+    ) -> tuple[Tensor, Stack | None]:
+        """The output of one row's pass, or of several in one graph; the stack they went through, if they did."""
+        if len(smashed) == 1:
+            return self.forward(rows, which[0], smashed[0].address, a), None
+        if not self.stacks:
+            each = zip(which, smashed, a.unbind(), strict=True)
+            return torch.stack([self.forward(rows, r, s.address, a_j) for r, s, a_j in each]), None
+        stack = self._made.of(which)
+        return stack.forward(a.clone() if self._writes else a), stack
+
     def gradient(
         self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The gradient of one batch into rows.g[row]; that at the cut, and the loss, back."""
         leaf = a.detach().to(self.half.device).requires_grad_()
         with torch.enable_grad():
-            out = self._forward(rows, row, where, leaf)
+            out = self.forward(rows, row, where, leaf)
             loss = self.loss(out, y) if weight is None else self._weighted(out, y, weight)
         (grad,) = differentiate(loss, [rows.views[row]], inputs=[leaf])
         return grad, loss.detach()
@@ -98,10 +109,11 @@ class Passes:
         return [done[i] for i in range(len(smashed))]
 
     def _look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        a, y, _, (leaf,) = _inputs(smashed, self.half.device)
+        a, y, _, (leaf,) = inputs_of(smashed, self.half.device)
+        assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
             if len(smashed) == 1:
-                losses = self.loss(self._forward(rows, row, smashed[0].address, a), y)[None]
+                losses = self.loss(self.forward(rows, row, smashed[0].address, a), y)[None]
             else:
                 half = self.half.here()
                 half.bind(rows.views[row])
@@ -111,7 +123,7 @@ class Passes:
         parts = zip(smashed, grad[None] if len(smashed) == 1 else grad, losses.detach(), strict=True)
         return [CutGrad(s.address, part, loss) for s, part, loss in parts]
 
-    def _forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
+    def forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
         given = a.clone() if self._writes else a
         before = given._version
         with forward_randomness(self.half.style.randomness, self.seed, where.round, where.client, where.step, "server"):
@@ -128,15 +140,15 @@ class Passes:
         return torch.stack(parts).sum() / weight.sum()
 
 
-def _inputs(smashed: Sequence[Message], device: torch.device) -> tuple[Tensor, Tensor, list[Views], list[Tensor]]:
-    """What the half is applied to, the labels, the fronts that learn with it, the leaves whose gradient is wanted."""
+def inputs_of(smashed: Sequence[Message], device: torch.device) -> tuple[Tensor, Tensor | None, list[Views], list[Tensor]]:
+    """What the half is applied to, the labels if they came, the fronts that learn with it, the leaves whose gradient is wanted."""
     first = smashed[0]
     if isinstance(first, Attached):
         a, y, front = first.near.live([s.address.client for s in smashed])
         return a, y, [front], []
     sent = [s for s in smashed if isinstance(s, Smashed)]
-    a, y = first.a, first.y
-    if len(sent) > 1:
-        a, y = torch.stack([s.a for s in sent]), torch.stack([s.y for s in sent])
+    labels = [s.y for s in sent if s.y is not None]
+    a = first.a if len(sent) == 1 else torch.stack([s.a for s in sent])
+    y = None if not labels else (labels[0] if len(labels) == 1 else torch.stack(labels)).to(device)
     leaf = a.detach().to(device).requires_grad_()
-    return leaf, y.to(device), [], [leaf]
+    return leaf, y, [], [leaf]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from cutlayer.local import Local, clip, clips, joint, regularise, squared
 from cutlayer.messages import Address, CutGrad, Smashed
 from cutlayer.optim import Memory, Moments, Optimizer
 from cutlayer.rng import EVERYBODY, rng
+from cutlayer.schemes import turned
 from cutlayer.schemes.passes import Loss, Message, Passes
+from cutlayer.schemes.turned import Turn
 from cutlayer.team import ALONE, Team
 from cutlayer.workers import Workers
 
@@ -59,17 +62,18 @@ class Server:
         kept: Callable[[str], Moments | None] = lambda owner: None,
         memory: Moments | None = None,
         send: Send = lambda replies: {},
+        turn: Turn | None = None,
         place: int = 0,
     ) -> None:
         """A new round: W_s, the learning rate, |D_j| and the batch size of each client.
 
         `kept(owner)`: memory kept from earlier rounds; `memory`: what everybody starts with instead;
-        `send`: gradients to the clients before the step is over, their squared norms back; `place`: that of this
-        process's first client in the round.
+        `send`: gradients to the clients before the step is over, their squared norms back; `turn`: where labels stay
+        with the clients, features to them and gradients back; `place`: that of this process's first client in the round.
         """
         self.place = place
         self.round, self.start, self.eta, self.samples, self.batch = round, start, eta, samples, batch
-        self._kept, self._start_memory, self._send = kept, memory, send
+        self._kept, self._start_memory, self._send, self._turn = kept, memory, send, turn
         self._owners: list[str] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
         self.work = 0  # samples times forwards
@@ -106,7 +110,12 @@ class Server:
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         """Server forward and backward on every client's batch, each with the current W_s,j in its own row: g_j into
         rows.g, dL/dA_j out (None where it has flowed on into the client's half already)."""
-        replies = self.passes.backward(rows, row, smashed)
+        if self._turn is None:
+            replies = self.passes.backward(rows, row, smashed)
+        else:
+            replies = turned.backward(self.passes, self._turn, rows, row, cast(Sequence[Smashed], smashed))
+            heard = {reply.address.client for reply in replies}
+            smashed = [s for s in smashed if s.address.client in heard]
         self.work += TRAINED * sum(s.samples for s in smashed)
         self.steps += len(smashed) * clips(self.local)
         which = [row[s.address.client] for s in smashed]
@@ -117,6 +126,21 @@ class Server:
         self._pending |= {s.address.client: rows.g[r] for s, r in zip(smashed, which, strict=True)}
         pairs = zip(replies, which, strict=True)
         return [replace(reply, square=squared(rows.g[r])) for reply, r in pairs]
+
+    def merged(self, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        """One batch of all clients' rows: g of its mean loss into rows.g[row]. Each client gets its share of the gradient
+        at the cut, times all rows over its own."""
+        if self._turn is not None:
+            replies = turned.merged(self.passes, self._turn, rows, row, where, smashed)
+            self.work += TRAINED * sum(s.samples for s in smashed)
+            self.steps += clips(self.local)
+            self._clipped.append(self._regularise(rows, row))
+            return replies
+        d = [s.samples for s in smashed]
+        a, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed if s.y is not None])
+        grad, loss = self.gradient(rows, row, where, a, y)
+        parts = zip(smashed, torch.split(grad, d), d, strict=True)
+        return [CutGrad(s.address, part * (sum(d) / d_j), loss) for s, part, d_j in parts]
 
     def gradient(
         self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None

@@ -88,8 +88,9 @@ class Shared:
             if self.reset == "step" or (self.reset == "client" and s.address.client != self.previous):
                 self.memory.reset(0)
             self.previous = s.address.client
-            replies += server.backward(rows, {s.address.client: 0}, [s])
-            if server.agreed(replies[-1:]):
+            reply = server.backward(rows, {s.address.client: 0}, [s])
+            replies += reply
+            if reply and server.agreed(reply):
                 server.step(rows, self.memory, [0])
         return replies
 
