@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from cutlayer.cut import blocks_of
+from cutlayer.cut import Layout, blocks_of
 from cutlayer.errors import expect, is_whole, unknown
 from cutlayer.flat import Vectors, half
 from cutlayer.macs import Shape
@@ -56,6 +56,7 @@ def choose(
     model: nn.Module,
     W: Vectors,
     cuts: tuple[int, int],
+    layout: Layout,
     shape: Shape,
     x: Inputs,
     y: Tensor,
@@ -77,7 +78,7 @@ def choose(
     if asked == "loop" or (asked == "auto" and not small and device.type == "cpu"):
         why = "as asked" if asked == "loop" else "the model is not small"
         return Backend("loop", why, workers=workers, randomness=drawn)
-    front, back = _reasons(model, W, cuts, x, autocast, device)
+    front, back = _reasons(model, W, cuts, layout, x, autocast, device)
     if drawn == "global" and device.type == "cpu":
         front = back = front or back or "the loss draws random numbers"
     if (front and back) or (asked == "auto" and (front or back)):
@@ -97,7 +98,7 @@ def _randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torc
     """What the model draws in training. A model that draws from torch's global generator runs in one thread."""
     if device.type != "cpu":
         return "global"
-    whole = half(model, 0, len(blocks_of(model)), device)
+    whole = half(model, range(len(blocks_of(model))), device)
     with callers_randomness(), torch.no_grad():
         before = torch.random.get_rng_state()
         with Drawn(0) as drawn:
@@ -109,15 +110,20 @@ def _randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torc
 
 
 def _reasons(
-    model: nn.Module, W: Vectors, cuts: tuple[int, int], x: Inputs, autocast: bool, device: torch.device
+    model: nn.Module,
+    W: Vectors,
+    cuts: tuple[int, int],
+    layout: Layout,
+    x: Inputs,
+    autocast: bool,
+    device: torch.device,
 ) -> tuple[str | None, str | None]:
     """Why either half cannot be stacked; with a cut that is redrawn, the whole model stands for both."""
-    n = len(blocks_of(model))
     with callers_randomness(), torch.no_grad():
         if cuts[0] != cuts[1]:
-            reason = unstackable(half(model, 0, n, device), W, x, autocast)
+            reason = unstackable(half(model, layout.whole, device), W, x, autocast)
             return reason, reason
-        front, back = half(model, 0, cuts[0] + 1, device), half(model, cuts[0] + 1, n, device)
+        front, back = (half(model, which(cuts[0]), device) for which in (layout.client, layout.server))
         W_c, W_s = W.split(front.sizes)
         a = front(each(x, torch.clone), front.views(W_c.clone()))
         return unstackable(front, W_c, x, autocast), unstackable(back, W_s, a, autocast)

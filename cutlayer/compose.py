@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from cutlayer.errors import ContractError
+from cutlayer.errors import ContractError, unknown
 from cutlayer.local import Local, joint
 from cutlayer.optim import AdamW, Optimizer
 from cutlayer.schemes.seam import Scheme
 from cutlayer.update import Update, buffers_of
 
 PROTOCOLS = ("smofi", "cyclesl")
+LABELS = ("send", "stay")
 
 
 def brought(update: Update, optimizer: Optimizer) -> Optimizer:
@@ -26,6 +27,7 @@ def refuse_senseless(
     server_optimizer: Optimizer,
     protocol: str,
     redrawn_cut: bool,
+    labels: str = "send",
 ) -> None:
     """Raise where the parts contradict each other."""
     if local is not None:
@@ -42,6 +44,10 @@ def refuse_senseless(
             )
     if redrawn_cut:
         _redrawn(scheme, protocol)
+    if labels not in LABELS:
+        raise unknown("labels", labels, LABELS)
+    if labels == "stay":
+        _staying(scheme)
 
 
 def _local(scheme: Scheme, local: Local, optimizers: tuple[Optimizer, ...]) -> None:
@@ -78,6 +84,19 @@ def _averaged_memory(
         raise ContractError(
             f"update = {update}: it averages whole models' momentum; expected one kind of optimizer on both sides, "
             f"got {optimizer} and {server_optimizer}"
+        )
+
+
+def _staying(scheme: Scheme) -> None:
+    if getattr(scheme, "trains_apart", False):
+        raise ContractError(
+            f"labels = 'stay': {scheme} trains the server by itself on features and labels of all clients, so it needs "
+            "the labels there; expected labels 'send', or another scheme"
+        )
+    if getattr(scheme, "select", "random") != "random":
+        raise ContractError(
+            f"labels = 'stay': {scheme} chooses clients by their label counts, which the server would have to know; "
+            "expected select='random'"
         )
 
 

@@ -88,6 +88,11 @@ class Config(BaseModel):
     layout: Literal["auto", "class", "client"] = Field("auto", description="your own folder: by class, or by client")
     image_size: int | None = Field(None, ge=1, description="your own images: resized to this many pixels square")
     augment: bool = Field(False, description="shift and mirror training images at random, where the task does that")
+    labels: Literal["send", "stay"] = Field(
+        "send",
+        description="send: with the smashed data; stay: the last block is the client's too, and labels and loss never "
+        "leave it (the U-shape)",
+    )
     noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
     kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
     devices: str = Field(
@@ -154,6 +159,7 @@ class Config(BaseModel):
             brought(update, self.part("server_optimizer") or optimizer),
             self.protocol,
             not isinstance(self.cut, int) and self.cut[0] != self.cut[1],
+            self.labels,
         )
         return self
 

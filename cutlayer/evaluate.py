@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutlayer.cut import blocks_of
+from cutlayer.cut import Layout
 from cutlayer.data.source import Source
 from cutlayer.flat import Half, Vectors, Views, half
 from cutlayer.metrics import Metric, Outputs, Scores, Series, score, series
-from cutlayer.nested import ordered
+from cutlayer.nested import Inputs, ordered
 from cutlayer.team import ALONE, Team
 from cutlayer.workers import Workers
 
 BATCH = 512
 Front = Callable[[int], Vectors | None]
-Chain = Sequence[tuple[Half, Views]]
+Chain = Sequence[tuple[Half, Views, int]]
 
 
 class Evaluator:
@@ -38,6 +38,7 @@ class Evaluator:
         tests: Sequence[Source],
         loss: Callable[[Tensor, Tensor], Tensor],
         device: torch.device,
+        layout: Layout,
         cut: int,
         per_client: bool,
         metric: Metric | None = None,
@@ -46,16 +47,15 @@ class Evaluator:
     ) -> None:
         self.workers, self.team = workers or Workers(), team
         self.tests, self.loss, self.per_client, self.metric = tests, loss, per_client, metric
-        n = len(blocks_of(model))
-        self.whole = half(model, 0, n, device)
-        self.front, self.back = half(model, 0, cut + 1, device), half(model, cut + 1, n, device)
+        self.whole = half(model, layout.whole, device)
+        self.front, self.back = half(model, layout.client(cut), device), half(model, layout.server(cut), device)
         for part in (self.whole, self.front, self.back):
             part.train(False)
 
     @torch.no_grad()
     def pooled(self, W: Vectors) -> Scores:
         """The global model on every test row."""
-        chain = [(self.whole, self.whole.views(W))]
+        chain = [(self.whole, self.whole.views(W), 0)]
         batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
         mine = self.workers.map(lambda job: self._batch(*job, chain), self.team.mine(batches))
         return score(self._everybodys(mine), self.metric)
@@ -66,12 +66,15 @@ class Evaluator:
     ) -> Mapping[str, Series]:
         """The three series (only the first, unless `everybody`); `front(j)`: the half client j kept, if it did."""
         clients = range(len(self.tests)) if everybody else sorted(sampled)
-        whole = [(self.whole, self.whole.views(W))]
-        back = (self.back, self.back.views(W.split(self.front.sizes)[1]))
+        whole = [(self.whole, self.whole.views(W), 0)]
+        back = (self.back, self.back.views(W.split(self.front.sizes)[1]), 0)
 
         def one(j: int) -> Outputs:
             own = front(j)
-            return self._outputs(self.tests[j], whole if own is None else [(self.front, self.front.views(own)), back])
+            if own is None:
+                return self._outputs(self.tests[j], whole)
+            stages = [(self.front, self.front.views(own), stage) for stage in range(len(self.front.stages))]
+            return self._outputs(self.tests[j], [stages[0], back, *stages[1:]])
 
         outputs = self._everybodys(self.workers.map(one, self.team.mine(clients)))
         found = dict(zip(clients, outputs, strict=True))
@@ -102,8 +105,8 @@ class Evaluator:
 
     def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
         x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
-        (first, views), *rest = chain
-        out = first(ordered(x, self.whole.images), views)
-        for part, views in rest:
-            out = part(out, views)
+        out: Inputs = ordered(x, self.whole.images)
+        for part, views, stage in chain:
+            out = part(out, views, stage)
+        assert isinstance(out, Tensor)
         return Outputs(float(self.loss(out, y)) * len(y), out.cpu(), y.cpu())

@@ -72,6 +72,7 @@ def assemble(config: Config, warm: bool = True) -> Run:
         protocol=config.protocol,
         last_batch=config.last_batch,
         small_client=config.small_client,
+        labels=config.labels,
         noise=config.noise,
         devices=None if config.devices == "alike" else config.devices,
         clock=Clock(config.kappa, config.count_sync, config.sequential),

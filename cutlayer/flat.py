@@ -90,8 +90,8 @@ class Style:
 class Half:
     """Some blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound.
 
-    `stages`: the places of the blocks that are computed one after another; a half that is the front and the last block of
-    a model has two. Usually there is one: all of them.
+    `stages`: the places of blocks that are computed one after another. Usually there is one stage, of all of them; a
+    half that is the front and the last block of a model has two.
     """
 
     def __init__(

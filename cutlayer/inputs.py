@@ -91,7 +91,13 @@ def test_sources(test: Any, dtype: torch.dtype, clients: int) -> tuple[Sequence[
 
 
 def probed(
-    model: nn.Module, cuts: tuple[int, int], feed: Feed, trains: Sequence[Source], tests: Sequence[Source], loss: Loss
+    model: nn.Module,
+    cuts: tuple[int, int],
+    tail: int,
+    feed: Feed,
+    trains: Sequence[Source],
+    tests: Sequence[Source],
+    loss: Loss,
 ) -> tuple[Shape, int | None]:
     """A row or two of each kind through model and loss, for a clear word where they do not fit.
 
@@ -113,7 +119,7 @@ def probed(
         if what in seen:
             continue
         try:
-            out = probe(model, x, *cuts)
+            out = probe(model, x, *cuts, tail)
             if categorical and out.ndim == 2:
                 s.expect_classes(out.shape[1])
                 check_labels(y, out.shape[1], s.name)
@@ -132,7 +138,7 @@ def probed(
         for group in (trains, tests):
             for s in [group.everybody()] if isinstance(group, Population) else group:
                 s.expect_classes(classes)
-    return next(iter(seen.values())), classes
+    return next(iter(seen.values())).folded(tail), classes
 
 
 def example(trains: Sequence[Source], device: torch.device) -> tuple[Inputs, Tensor]:

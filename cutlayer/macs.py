@@ -23,6 +23,14 @@ class Shape(NamedTuple):
     macs: list[int]
     elements: list[int]
 
+    def folded(self, tail: int) -> Shape:
+        """Where the last `tail` blocks are the client's too: they count with the first, and what goes into them travels
+        with what comes out of the front."""
+        if not tail:
+            return self
+        macs, elements = self.macs[:-tail], self.elements[:-tail]
+        return Shape([macs[0] + sum(self.macs[-tail:]), *macs[1:]], [e + elements[-1] for e in elements])
+
 
 def shape_of(model: nn.Module, x: Inputs) -> Shape:
     """The blocks' costs and sizes, measured on the rows `x` in training mode."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cutlayer.cut import blocks_of, in_order
+from cutlayer.cut import Layout, blocks_of, in_order
 from cutlayer.errors import ContractError
 from cutlayer.flat import half
 from cutlayer.nested import Inputs, each, length
@@ -55,9 +55,9 @@ def mib(size: float) -> str:
     return f"{math.ceil(size / MIB * 10**digits) / 10**digits:,.{digits}f}"
 
 
-def saved(model: nn.Module, lo: int, hi: int, x: Inputs, device: torch.device) -> tuple[float, Tensor]:
-    """Bytes per sample that blocks lo..hi-1 save for their backward, and their output."""
-    part = half(copy.deepcopy(model), lo, hi, device)
+def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> tuple[float, Tensor]:
+    """Bytes per sample that neighbouring blocks save for their backward, and their output."""
+    part = half(copy.deepcopy(model), which, device)
     own = {t.untyped_storage().data_ptr() for block in part.blocks for t in (*block.parameters(), *block.buffers())}
     seen: dict[int, int] = {}
 
@@ -74,6 +74,7 @@ def saved(model: nn.Module, lo: int, hi: int, x: Inputs, device: torch.device) -
 
 def counter(
     model: nn.Module,
+    layout: Layout,
     cut: int,
     x: Inputs,
     device: torch.device,
@@ -87,12 +88,14 @@ def counter(
     """m clients -> what a round of them needs. `moments`: of either side's optimizer; `flight`: clients whose passes
     are under way at once; `attached`: each goes through both halves before the next begins; `asks`: gradients may have
     to be taken back (a joint norm), so that the ones before are kept."""
-    n = len(blocks_of(model))
-    front, a = saved(model, 0, cut + 1, x, device)
-    back, _ = saved(model, cut + 1, n, a, device)
+    blocks = blocks_of(model)
+    front, a = saved(model, range(cut + 1), x, device)
+    back, z = saved(model, layout.server(cut), a, device)
+    if layout.tail:
+        back += saved(model, range(layout.n - layout.tail, layout.n), z, device)[0]
     d_c, d_s = (
-        sum(p.numel() * p.element_size() for block in blocks_of(model)[lo:hi] for p in block.parameters())
-        for lo, hi in ((0, cut + 1), (cut + 1, n))
+        sum(p.numel() * p.element_size() for index in which for p in blocks[index].parameters())
+        for which in (layout.client(cut), layout.server(cut))
     )
     halves: Callable[[int, int], float] = getattr(scheme, "halves", lambda m, o: m * (2 + o))
     smashed = a.numel() * a.element_size() / length(x)

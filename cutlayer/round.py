@@ -174,6 +174,7 @@ class Engine:
             lambda owner: Moments.read(state.kept[owner].open(n)) if owner in state.kept else None,
             self._shared_memory(state, len(W_c.w))[1],
             exchange.send,
+            exchange.turn if s.layout.tail else None,
         )
 
     def _select(self, n: int, cut: int, turns: Mapping[int, int]) -> list[int]:
@@ -249,6 +250,7 @@ class Engine:
             eta=eta,
             local=s.local,
             noise=s.noise,
+            loss=s.loss if s.layout.tail else None,
             memory=memory,
             shares_memory=buffers_of(s.update) == "average",
             keeps_half=s.scheme.carry == "keep",

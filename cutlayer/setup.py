@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cutlayer.backend import Backend
 from cutlayer.clock import Clock
 from cutlayer.cohorts.seam import Cohort
+from cutlayer.cut import Layout
 from cutlayer.devices import Device
 from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
@@ -32,7 +33,8 @@ class Setup:
     cohort: Cohort
     sizes: Sequence[int]  # |D_j| of every client
     cuts: tuple[int, int]
-    offsets: Sequence[tuple[int, int, int]]  # where each block ends in the flat vectors
+    layout: Layout
+    offsets: Sequence[tuple[int, int, int]]  # where the client's part of the flat vectors ends, for each cut
     back: Callable[[int], Half]
     feed: Feed
     optimizer: Optimizer

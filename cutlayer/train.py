@@ -18,7 +18,7 @@ from cutlayer.clock import Clock
 from cutlayer.cohorts.local import LocalCohort
 from cutlayer.cohorts.ranks import RankCohort
 from cutlayer.compose import PROTOCOLS, brought, refuse_senseless
-from cutlayer.cut import Cut, blocks_of, cut_range, device_of, refuse_shared
+from cutlayer.cut import Cut, Layout, blocks_of, cut_range, device_of, refuse_shared
 from cutlayer.devices import Device
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.evaluate import Evaluator
@@ -95,7 +95,7 @@ class Run(Iterator[Round]):
     def _joined(self, W: Vectors) -> nn.Module:
         twin = copy.deepcopy(self._model)
         blocks = blocks_of(twin)
-        Half(blocks, device_of(blocks)).write(W)
+        Half([blocks[index] for index in self.setup.layout.whole], device_of(blocks)).write(W)
         return twin
 
 
@@ -172,16 +172,16 @@ def rounds(
     """
     team = join(ranks)
     expect(autocast in (None, "bfloat16"), "autocast", autocast, "'bfloat16', or None (float16 needs scaled losses)")
-    _later("labels", labels, "send", "the U-shaped split")
     _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, memory_limit, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
     model = copy.deepcopy(model)  # the caller may do with theirs what they like, also between rounds
     blocks = blocks_of(model)
-    lo, hi = cut_range(cut, len(blocks))
-    refuse_senseless(chosen, rule, updating, client_side, server_side, protocol, lo != hi)
-    refuse_shared(model, lo, hi)
+    layout = Layout(len(blocks), tail=int(labels == "stay"))
+    lo, hi = cut_range(cut, layout)
+    refuse_senseless(chosen, rule, updating, client_side, server_side, protocol, lo != hi, labels)
+    refuse_shared(model, lo, hi, layout.tail)
     on = inputs.device(device)
-    whole = half(model, 0, len(blocks), on)
+    whole = half(model, layout.whole, on)
     start = Global(0, whole.read())
     expect(len(start.W.w) > 0, "model", type(model).__name__, "at least one trainable parameter")
     expect(bool(torch.isfinite(start.W.w).all()), "model", "weights with NaN or infinity", "finite weights")
@@ -198,13 +198,14 @@ def rounds(
     cores = backends.cores()
     with one_thread():
         example = inputs.example(trains, on)
-        shape, classes = inputs.probed(model, (lo, hi), feed, trains, tests, loss)
+        shape, classes = inputs.probed(model, (lo, hi), layout.tail, feed, trains, tests, loss)
         how = backends.choose(
             backend,
             cores if threads is None else threads,
             model,
             start.W,
             (lo, hi),
+            layout,
             shape,
             *example,
             loss,
@@ -220,10 +221,10 @@ def rounds(
             f"expected at most {max(sizes)}, or small_client='one_batch'"
         )
     spreads = not isinstance(team, Ranks) or getattr(chosen, "spreads", False)
-    flows = spreads and getattr(chosen, "flows", False)
+    flows = spreads and getattr(chosen, "flows", False) and not layout.tail
     style = Style(how.randomness, None if autocast is None else torch.bfloat16)
     local_clients = LocalCohort(
-        trains, lambda L: half(model, 0, L + 1, on, style), how.workers, flows, how.size, how.front is None
+        trains, lambda L: half(model, layout.client(L), on, style), how.workers, flows, how.size, how.front is None
     )
     selected = inputs.selected(participation, len(sizes))
     share = -(-selected // team.size) if spreads else selected
@@ -232,8 +233,10 @@ def rounds(
     if memory_limit is not None:
         moments = len(client_side.betas), len(server_side.betas)
         flight = how.size * how.workers.n
-        count = memory.counter(model, lo, example[0], on, batch_size, chosen, moments, flight, flows, joint(rule))
+        asks = joint(rule)
+        count = memory.counter(model, layout, lo, example[0], on, batch_size, chosen, moments, flight, flows, asks)
         group = memory.group(memory_limit, share, separate, count, how.size)
+    evaluator = Evaluator(model, tests, loss, on, layout, lo, per_client, metric, how.workers, team)
     cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
     setup = Setup(
         scheme=chosen,
@@ -242,8 +245,9 @@ def rounds(
         cohort=cohort,
         sizes=sizes,
         cuts=(lo, hi),
-        offsets=whole.ends,
-        back=lambda L: half(model, L + 1, len(blocks), on, style),
+        layout=layout,
+        offsets=whole.ends[layout.tail :],
+        back=lambda L: half(model, layout.server(L), on, style),
         feed=feed,
         optimizer=client_side,
         server_optimizer=server_side,
@@ -251,7 +255,7 @@ def rounds(
         noise=noise,
         loss=loss,
         select=selected,
-        evaluator=Evaluator(model, tests, loss, on, lo, per_client, metric, how.workers, team) if len(tests) else None,
+        evaluator=evaluator if len(tests) else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
         shape=shape,
@@ -342,6 +346,8 @@ def train(*arguments: Any, **named: Any) -> Result:
                     local_steps) per client and round, memory and the place in the data kept between rounds
     last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch" (None: skipped, but with
                     local_steps in the smofi protocol one batch of all its samples)
+    labels          "send": with the smashed data; "stay": the last block is the client's too, and labels and loss never
+                    leave it (the U-shape; not with the Cycle schemes, which train the server on them)
     noise           Gaussian noise on the smashed data, its norm relative to theirs
     devices         one Device(seconds, kbps) per client, or the name of a profile such as "lte": for the simulated
                     clock, and for schemes that regulate batch sizes by them; None: all alike
@@ -369,8 +375,3 @@ def train(*arguments: Any, **named: Any) -> Result:
     run = rounds(*arguments, **named)
     history = list(run)
     return Result(run.model, history, run.clients)
-
-
-def _later(field: str, value: object, works: object, what: str) -> None:
-    if value != works:
-        raise ContractError(f"{field} = {value!r}: this release does not have {what} yet; expected {works!r}")

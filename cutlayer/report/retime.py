@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cutlayer import blocks, config
 from cutlayer.clock import Clock, Work, seconds, server_seconds, simulated
-from cutlayer.cut import cut_range
+from cutlayer.cut import Layout, cut_range
 from cutlayer.devices import draw
 from cutlayer.records import Round
 
@@ -33,7 +33,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     """
     was, model = config.parse(config.read(run / "config.toml")), blocks.read(run)
     if change.cut is not None:
-        cut_range(change.cut, len(model.macs))
+        cut_range(change.cut, Layout(len(model.macs)))
     clock = Clock(
         was.kappa if change.kappa is None else change.kappa,
         was.count_sync if change.sync is None else change.sync,

@@ -42,6 +42,7 @@ class CycleSFL:
     frozen_bn: FrozenBN = "train"
     wave_order: ClassVar[Order] = "together"
     carry: ClassVar[Carry] = "sync"
+    trains_apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole = self.server_batch is None or (is_whole(self.server_batch) and self.server_batch >= 1)
@@ -122,8 +123,8 @@ class Cycled:
     def _train(self, smashed: Sequence[Smashed]) -> None:
         """ServerGrad(B_f, freeze=false), Eq. 2: E_s epochs over the features, in batches drawn anew each epoch."""
         server, rows = self.server, self.rows
-        f, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed])
-        sizes = [torch.full((len(s.y),), float(server.samples[s.address.client])) for s in smashed]
+        f, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed if s.y is not None])
+        sizes = [torch.full((s.samples,), float(server.samples[s.address.client])) for s in smashed]
         w = torch.cat(sizes).to(f.device, torch.promote_types(f.dtype, torch.float32))
         for e in range(self.epochs):
             for part in self._batches(len(y), e):

@@ -140,12 +140,15 @@ class Passes:
         return torch.stack(parts).sum() / weight.sum()
 
 
-def inputs_of(smashed: Sequence[Message], device: torch.device) -> tuple[Tensor, Tensor | None, list[Views], list[Tensor]]:
-    """What the half is applied to, the labels if they came, the fronts that learn with it, the leaves whose gradient is wanted."""
+def inputs_of(
+    smashed: Sequence[Message], device: torch.device
+) -> tuple[Tensor, Tensor | None, list[Views], list[Tensor]]:
+    """What the half is applied to, the labels if they came, the fronts that learn with it, and the leaves whose
+    gradient is wanted."""
     first = smashed[0]
     if isinstance(first, Attached):
-        a, y, front = first.near.live([s.address.client for s in smashed])
-        return a, y, [front], []
+        live = first.near.live([s.address.client for s in smashed])
+        return live.a, live.y, [live.front], []
     sent = [s for s in smashed if isinstance(s, Smashed)]
     labels = [s.y for s in sent if s.y is not None]
     a = first.a if len(sent) == 1 else torch.stack([s.a for s in sent])

@@ -69,7 +69,7 @@ class Server:
 
         `kept(owner)`: memory kept from earlier rounds; `memory`: what everybody starts with instead;
         `send`: gradients to the clients before the step is over, their squared norms back; `turn`: where labels stay
-        with the clients, features to them and gradients back; `place`: that of this process's first client in the round.
+        with the clients, features to them and gradients back; `place`: that of this process's first client.
         """
         self.place = place
         self.round, self.start, self.eta, self.samples, self.batch = round, start, eta, samples, batch
@@ -128,8 +128,8 @@ class Server:
         return [replace(reply, square=squared(rows.g[r])) for reply, r in pairs]
 
     def merged(self, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        """One batch of all clients' rows: g of its mean loss into rows.g[row]. Each client gets its share of the gradient
-        at the cut, times all rows over its own."""
+        """One batch of all clients' rows: g of its mean loss into rows.g[row]. Each client gets its share of the
+        gradient at the cut, times all rows over its own."""
         if self._turn is not None:
             replies = turned.merged(self.passes, self._turn, rows, row, where, smashed)
             self.work += TRAINED * sum(s.samples for s in smashed)

@@ -83,12 +83,10 @@ def merged(
     heard = [s.samples for s in smashed if s.address.client in dZ]
     if not heard:
         return []
-    grads = [
-        dZ[s.address.client].to(part.device) * (s.samples / sum(heard)) if s.address.client in dZ else torch.zeros_like(part)
-        for s, part in zip(smashed, parts, strict=True)
-    ]
-    (back,) = differentiate(z, [rows.views[row]], torch.cat(grads), inputs=[leaf])
+    grads = torch.zeros_like(z)
+    for s, place in zip(smashed, torch.split(grads, d), strict=True):
+        if s.address.client in dZ:
+            place.copy_(dZ[s.address.client]).mul_(s.samples / sum(heard))
+    (back,) = differentiate(z, [rows.views[row]], grads, inputs=[leaf])
     shares = zip(smashed, torch.split(back, d), strict=True)
-    return [
-        CutGrad(s.address, share * (sum(heard) / s.samples), None) for s, share in shares if s.address.client in dZ
-    ]
+    return [CutGrad(s.address, share * (sum(heard) / s.samples), None) for s, share in shares if s.address.client in dZ]
