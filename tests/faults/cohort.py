@@ -9,14 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from cutlayer.cohorts.seam import Cohort
-from cutlayer.messages import Attached, CutGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import Attached, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.waves import Wave
 
 REPORT = -1  # the step of a Report's address
-What = Literal["step", "square", "momentum"]
-WHAT: dict[type, What] = {Smashed: "step", Attached: "step", Report: "step", Square: "square", Momentum: "momentum"}
+What = Literal["step", "features", "square", "momentum"]
+WHAT: dict[type, What] = {
+    Smashed: "step",
+    Attached: "step",
+    Report: "step",
+    FeatureGrad: "features",
+    Square: "square",
+    Momentum: "momentum",
+}
 Item = TypeVar("Item")
-Message = TypeVar("Message", Smashed, Report, Square, Momentum)
+Message = TypeVar("Message", Smashed, FeatureGrad, Report, Square, Momentum)
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,8 @@ class Fault:
     duplicate   it arrives twice at once
     repeat      it arrives in time, and once more with the next messages of its kind
 
-    `what`: the client's step (or report), the squared norm it answers a gradient with, or its momentum after a step.
+    `what`: the client's step (or report), the gradient of its features where labels stay with it, the squared norm it
+    answers a gradient with, or its momentum after a step.
     """
 
     kind: Literal["drop", "delay", "duplicate", "repeat"]
@@ -49,7 +57,7 @@ class FaultyCohort:
         self.reordered = 0
         self._random = None if reorder is None else random.Random(reorder)
         self._silent: set[int] = set()
-        self._late: list[Smashed | Report | Square | Momentum] = []
+        self._late: list[Smashed | FeatureGrad | Report | Square | Momentum] = []
 
     @property
     def unfired(self) -> list[Fault]:
@@ -64,6 +72,11 @@ class FaultyCohort:
         speaking = tuple(j for j in self._shuffled(wave.clients) if j not in self._silent)
         sent = self.inner.gather(replace(wave, clients=speaking)) if speaking else []
         return self._carried(sent, Smashed)
+
+    def turn(self, features: Sequence[Features]) -> list[FeatureGrad]:
+        asked = [f.address.client for f in features]
+        assert len(asked) == len(set(asked)) and not self._silent & set(asked), f"features for {asked}"
+        return self._carried(self.inner.turn(self._shuffled(features)), FeatureGrad)
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
         answered = [reply.address.client for reply in replies]
