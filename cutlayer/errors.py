@@ -32,6 +32,10 @@ class RankLost(CutlayerError):
     """A run over several processes has lost one."""
 
 
+class FrameError(CutlayerError):
+    """Bytes from another machine that are not what they should be: nothing of them has been used."""
+
+
 class RoundAbandoned(CutlayerError):
     """A round could not be completed and changed nothing."""
 

@@ -56,7 +56,10 @@ class Plan:
     loss: Loss | None = None  # where labels stay with the client, which holds the last block too; None: they are sent
     memory: Moments | None = None  # what the optimizer starts with; None: nothing, or what the client kept
     shares_memory: bool = False  # report the optimizer's memory too
-    keeps_half: bool = False
+    keeps_half: bool = False  # its front lives on with the client, from round to round
+    keeps_memory: bool = False  # and so do its optimizer's memory and its place in the data
+    fuses: bool = False  # after every step it sends its momentum, and goes on with the one it gets
+    confirmed: int = 0  # the last round this client took part in that counts: what it kept of later ones does not
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what the client kept; it never travels
     row: int = 0  # where it sits among clients that share a process; nor does this
 

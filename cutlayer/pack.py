@@ -18,7 +18,7 @@ def pack(words: Any, tensors: Sequence[Tensor] = ()) -> Tensor:
     about, raw = [], []
     for tensor in tensors:
         tensor = tensor.detach().cpu()
-        last = _channels_last(tensor)
+        last = is_channels_last(tensor)
         about.append([str(tensor.dtype)[6:], list(tensor.shape), last])
         straight = tensor.permute(0, 2, 3, 1) if last else tensor
         raw.append(straight.contiguous().reshape(-1).view(torch.uint8))
@@ -42,7 +42,7 @@ def unpack(blob: Tensor) -> tuple[Any, list[Tensor]]:
     return words, tensors
 
 
-def _channels_last(tensor: Tensor) -> bool:
+def is_channels_last(tensor: Tensor) -> bool:
     """By its strides: with one channel, or one pixel, torch calls an image both, and computes by the strides."""
     if tensor.ndim != 4:
         return False

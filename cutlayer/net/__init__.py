@@ -1,0 +1,1 @@
+"""Bytes between machines: frames, limits, identity, the two ends of a stream. It knows no algorithm."""
