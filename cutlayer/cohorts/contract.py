@@ -1,0 +1,155 @@
+"""What a client on another machine may send, from the model alone: shapes, types, ranges, addresses. Everything is held
+against it before it is used; what does not fit is a FrameError that says why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlayer.errors import FrameError
+from cutlayer.flat import Vectors
+from cutlayer.messages import Address, FeatureGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.net.frames import Frame
+from cutlayer.optim import Moments
+
+Sizes = tuple[int, int, int]
+WORDS = 4096  # bytes of a header, generously
+
+
+@dataclass(frozen=True)
+class Contract:
+    """`a[L]`: the shape of a sample at cut L; `z`: where labels stay, of the server's features; `sizes[L]`: of the three
+    vectors of a front; `y`: the shape and type of a label; `classes`: labels are below this (None: any number)."""
+
+    dtype: torch.dtype
+    buffers: torch.dtype
+    sizes: Sequence[Sizes]
+    a: Sequence[tuple[int, ...]]
+    z: tuple[int, ...] | None
+    y: tuple[tuple[int, ...], torch.dtype]
+    classes: int | None
+
+    def limit(self, plan: Plan) -> int:
+        """Bytes of the longest frame a client of this plan may send."""
+        B, n = plan.feed.batch_size, self.dtype.itemsize
+        w, b, i = self.sizes[plan.cut]
+        smashed = B * (math.prod(self.a[plan.cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
+        features = B * math.prod(self.z or ()) * n
+        moments = len(plan.optimizer.betas) * w * n
+        return WORDS + max(smashed, features, (w + b) * n + 8 * i + moments)
+
+    def message(self, frame: Frame, plan: Plan, step: int) -> Any:
+        """The frame as a message: of this plan's client, at this step of its own (a report: -1)."""
+        at = self._address(frame)
+        expected = Address(plan.address.round, plan.address.client, step, plan.address.attempt)
+        if at != expected:
+            raise FrameError(f"a {frame.kind} for {_where(at)}, expected {_where(expected)}")
+        match frame.kind:
+            case "Smashed":
+                return self._smashed(frame, at, plan)
+            case "FeatureGrad":
+                (grad,) = self._tensors(frame, 1)
+                self._batch(grad, self.z or (), plan, "a gradient")
+                return FeatureGrad(at, grad)
+            case "Square":
+                (value,) = self._tensors(frame, 1)
+                good = value.shape == () and value.dtype == torch.float64 and float(value) >= 0
+                _must(good and bool(torch.isfinite(value)), "a squared norm that is none")
+                return Square(at, value)
+            case "Momentum":
+                m = self._tensors(frame, len(plan.optimizer.betas))
+                for moment in m:
+                    self._vector(moment, self.sizes[plan.cut][0], self.dtype)
+                return Momentum(at, tuple(m))
+            case "Report":
+                return self._report(frame, at, plan)
+        raise FrameError(f"a {frame.kind[:20]!r}, which no client sends")
+
+    def stale(self, frame: Frame, plan: Plan, step: int) -> bool:
+        """Whether it belongs to an earlier round, attempt or step: late or doubled, and of no consequence."""
+        at = self._address(frame)
+        mine = (plan.address.round, plan.address.attempt, step if step >= 0 else math.inf)
+        theirs = (at.round, at.attempt, at.step if at.step >= 0 else math.inf)
+        return at.client == plan.address.client and theirs < mine
+
+    def _address(self, frame: Frame) -> Address:
+        at = frame.words.get("at")
+        if not (isinstance(at, list) and len(at) == 4 and all(isinstance(n, int) for n in at)):
+            raise FrameError(f"a {frame.kind[:20]!r} without an address")
+        return Address(*at)
+
+    def _smashed(self, frame: Frame, at: Address, plan: Plan) -> Smashed:
+        stays = plan.loss is not None
+        a, *rest = self._tensors(frame, 1 if stays else 2)
+        self._batch(a, self.a[plan.cut], plan, "smashed data")
+        if stays:
+            return Smashed(at, a, None)
+        y, (shape, dtype) = rest[0], self.y
+        _must(y.dtype == dtype and tuple(y.shape) == (len(a), *shape), f"labels of {y.dtype} {tuple(y.shape)}")
+        if self.classes is not None:
+            good = 0 <= int(y.min()) and int(y.max()) < self.classes
+            _must(good, f"labels outside 0..{self.classes - 1}")
+        elif y.is_floating_point():
+            _must(bool(torch.isfinite(y).all()), "labels with NaN or infinity")
+        return Smashed(at, a, y)
+
+    def _report(self, frame: Frame, at: Address, plan: Plan) -> Report:
+        words, moments = frame.words, len(plan.optimizer.betas) if plan.shares_memory else 0
+        numbers = {name: words.get(name) for name in ("samples", "t", "place", "tried", "clipped")}
+        for name, number in numbers.items():
+            _must(isinstance(number, int) and 0 <= number < 2**53, f"a report with {name} = {number!r}")
+        tensors = self._tensors(frame, moments + (0 if plan.keeps_half else 3))
+        end = None
+        if not plan.keeps_half:
+            w, b, i = self.sizes[plan.cut]
+            for vector, size, dtype in zip(tensors, (w, b, i), (self.dtype, self.buffers, torch.int64), strict=False):
+                self._vector(vector, size, dtype)
+            end = Vectors(*tensors[:3])
+        m = tensors[len(tensors) - moments :]
+        for moment in m:
+            self._vector(moment, self.sizes[plan.cut][0], self.dtype)
+        return Report(
+            at,
+            end,
+            numbers["samples"],
+            Moments(tuple(m), numbers["t"]) if m else None,
+            numbers["place"],
+            numbers["tried"],
+            numbers["clipped"],
+            plan.keeps_half,
+            plan.shares_memory,
+        )
+
+    def _tensors(self, frame: Frame, n: int) -> list[Tensor]:
+        _must(len(frame.tensors) == n, f"a {frame.kind} of {len(frame.tensors)} tensors, expected {n}")
+        return list(frame.tensors)
+
+    def _batch(self, x: Tensor, shape: tuple[int, ...], plan: Plan, what: str) -> None:
+        """Rows of one shape, as many as a batch may have."""
+        B = plan.feed.batch_size
+        good = x.dtype == self.dtype and x.ndim == 1 + len(shape) and tuple(x.shape[1:]) == shape
+        _must(
+            good and 1 <= len(x) <= B, f"{what} of {x.dtype} {tuple(x.shape)}, expected {self.dtype} 1..{B} x {shape}"
+        )
+        _must(bool(torch.isfinite(x).all()), f"{what} with NaN or infinity")
+
+    def _vector(self, x: Tensor, size: int, dtype: torch.dtype) -> None:
+        _must(
+            x.dtype == dtype and tuple(x.shape) == (size,), f"a vector of {x.dtype} {tuple(x.shape)}, expected {size}"
+        )
+        _must(not x.is_floating_point() or bool(torch.isfinite(x).all()), "weights with NaN or infinity")
+
+
+def _must(good: bool, what: str) -> None:
+    if not good:
+        raise FrameError(what)
+
+
+def _where(at: Address) -> str:
+    step = "report" if at.step < 0 else f"step {at.step}"
+    return f"round {at.round}, attempt {at.attempt}, client {at.client}, {step}"

@@ -1,0 +1,216 @@
+"""The server's end: clients dial in, each has one stream, and frames go both ways.
+
+The streams live in a thread of their own. Whoever drives the training sends through a `Session` and takes what happens,
+one thing after another, from `Hub.next`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import grpc
+import grpc.aio
+from torch import Tensor
+
+from cutlayer.errors import ContractError, FrameError
+from cutlayer.net.frames import Code, Frame, Reader, written
+from cutlayer.net.identity import Identity, check_name
+
+METHOD = "/cutlayer.Stream/Join"
+GREETING = 2**16  # bytes of a frame before a client is known
+PATIENCE = 20.0  # seconds for a greeting
+OPTIONS = [
+    ("grpc.max_send_message_length", 4 * 2**20),
+    ("grpc.max_receive_message_length", 4 * 2**20),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+]
+Admit = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""(name, words of its greeting) -> words of the answer; a ContractError refuses it, with its text as the reason."""
+
+
+@dataclass
+class Event:
+    """What happened: a client came, went, or sent a frame."""
+
+    kind: Literal["came", "went", "frame"]
+    session: Session
+    frame: Frame | None = None
+    why: str = ""
+
+
+@dataclass
+class Session:
+    """One client's stream, from its greeting to its end."""
+
+    name: str
+    peer: str
+    loop: asyncio.AbstractEventLoop
+    reader: Reader
+    check: bool  # frames carry a checksum: no TLS guards them
+    out: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    up: int = 0  # bytes
+    down: int = 0
+    since: float = field(default_factory=time.monotonic)
+    alive: bool = True
+
+    def send(
+        self, kind: str, words: dict[str, Any], tensors: Sequence[Tensor] = (), code: Code = "raw", zstd: bool = False
+    ) -> None:
+        """From any thread. A stream that has ended meanwhile says so by itself."""
+        for piece in written(kind, words, tensors, code, zstd, self.check):
+            self.down += len(piece)
+            self._put(piece)
+
+    def close(self) -> None:
+        """After what has been sent."""
+        self._put(None)
+
+    def _put(self, piece: bytes | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the stream
+            self.loop.call_soon_threadsafe(self.out.put_nowait, piece)
+
+
+class Hub:
+    """Listens, until `stop`. Without an identity nothing is encrypted and clients say themselves who they are."""
+
+    def __init__(self, listen: str, identity: Identity | None, admit: Admit, revoked: Callable[[], set[str]]) -> None:
+        self.listen, self.identity, self.admit, self.revoked = listen, identity, admit, revoked
+        self.sessions: dict[str, Session] = {}
+        self.port = 0
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="cutlayer-net", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        if (error := self._ready.get()) is not None:
+            raise ContractError(f"listen = {self.listen!r}: {error}; expected HOST:PORT that is free") from error
+
+    def next(self, timeout: float | None) -> Event | None:
+        """The next thing that happened, or None after `timeout` seconds."""
+        try:
+            return self._events.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def stop(self, grace: float = 2.0) -> None:
+        """Let what has been sent go out, then end all streams."""
+        loop = self._loop
+        if loop is None or not self._thread.is_alive():
+            return
+        for session in list(self.sessions.values()):
+            session.close()
+        with contextlib.suppress(RuntimeError):
+            asyncio.run_coroutine_threadsafe(self._server.stop(grace), loop)
+        self._thread.join(grace + 5)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            self._server = grpc.aio.server(options=OPTIONS)
+            handler = grpc.stream_stream_rpc_method_handler(self._stream)
+            service, method = METHOD.strip("/").split("/")
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+            if self.identity is None:
+                self.port = self._server.add_insecure_port(self.listen)
+            else:
+                pair, ca = (self.identity.key, self.identity.cert), self.identity.ca
+                credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=True)
+                self.port = self._server.add_secure_port(self.listen, credentials)
+            await self._server.start()
+        except BaseException as error:  # told to whoever called `start`
+            self._ready.put(error)
+            return
+        self._loop = asyncio.get_running_loop()
+        self._ready.put(None)
+        await self._server.wait_for_termination()
+
+    async def _stream(self, _: Any, context: Any) -> None:
+        """One client, as long as it stays."""
+        reader = Reader(GREETING)
+        try:
+            session, answer = await self._greeted(reader, context)
+        except (ContractError, FrameError, TimeoutError) as error:
+            words = {"why": str(error) or "no greeting in time"}
+            for piece in written("Refused", words):
+                await context.write(piece)
+            return
+        before = self.sessions.get(session.name)
+        if before is not None:  # it has lost its old stream, whether we have noticed or not
+            self._ended(before, "it has come anew")
+            before.out.put_nowait(None)
+        self.sessions[session.name] = session
+        for piece in written("Welcome", answer, check=session.check):
+            await context.write(piece)
+        self._events.put(Event("came", session))
+        incoming = asyncio.create_task(self._incoming(session, context))
+        why = "the stream has ended"
+        try:
+            while (going := await session.out.get()) is not None:
+                await context.write(going)
+            why = "closed"
+        except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
+            why = type(error).__name__
+            raise
+        finally:
+            incoming.cancel()
+            self._ended(session, why)
+
+    async def _greeted(self, reader: Reader, context: Any) -> tuple[Session, dict[str, Any]]:
+        frame = None
+        while frame is None:
+            piece = await asyncio.wait_for(context.read(), PATIENCE)
+            if piece is grpc.aio.EOF:
+                raise FrameError("the stream ended before a greeting")
+            frame = reader.read(piece)
+        if frame.kind != "Hello":
+            raise FrameError(f"a {frame.kind[:20]!r} before a greeting")
+        if self.identity is None:
+            name = str(frame.words.get("name", ""))
+        else:
+            names = context.auth_context().get("x509_common_name", [b""])
+            name = names[0].decode(errors="replace")
+        check_name(name)
+        if name in self.revoked():
+            raise ContractError(f"client {name}: its certificate has been revoked")
+        answer = self.admit(name, frame.words)
+        loop = asyncio.get_running_loop()
+        return Session(name, context.peer(), loop, reader, self.identity is None), answer
+
+    async def _incoming(self, session: Session, context: Any) -> None:
+        """What a client sends; the first thing that is wrong with it ends its stream."""
+        why = "it has left"
+        try:
+            while (piece := await context.read()) is not grpc.aio.EOF:
+                session.up += len(piece)
+                frame = session.reader.read(piece)
+                if frame is not None and session.alive:
+                    self._events.put(Event("frame", session, frame))
+        except FrameError as error:
+            why = f"it sent {error}"
+        except (grpc.RpcError, grpc.aio.UsageError) as error:
+            why = f"its stream broke: {type(error).__name__}"
+        self._ended(session, why)
+        session.out.put_nowait(None)
+
+    def _ended(self, session: Session, why: str) -> None:
+        if session.alive:
+            session.alive = False
+            if self.sessions.get(session.name) is session:
+                del self.sessions[session.name]
+            self._events.put(Event("went", session, why=why))
