@@ -133,6 +133,12 @@ class Client:
         if reply.grad is not None and self._a is not None:
             differentiate(self._a, [self.seat.rows.leaves(self.seat.index)], reply.grad)
 
+    @property
+    def smashed(self) -> Tensor:
+        """What it has sent, and waits for the gradient of."""
+        assert self._a is not None, "nothing is under way"
+        return self._a
+
     def asked(self, reply: CutGrad) -> bool:
         """Whether this answers its last step: a doubled or stale reply changes nothing."""
         return self.waits and reply.address == self.here()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from cutlayer.feed import Feed
@@ -176,9 +177,9 @@ class Report:
     """What a client ends the round with. A half it keeps does not travel, nor does memory nobody asked for."""
 
     address: Address
-    end: Vectors  # W_c,j after its last step
+    end: Vectors | None  # W_c,j after its last step; None: it stays on another machine
     samples: int  # |D_j|
-    memory: Moments
+    memory: Moments | None
     place: int = 0  # batches taken so far, over all rounds
     tried: int = 0  # gradients that the local rule could clip
     clipped: int = 0  # and those that it did
@@ -187,4 +188,14 @@ class Report:
 
     @property
     def nbytes(self) -> int:
-        return (0 if self.keeps_half else self.end.nbytes) + (self.memory.nbytes if self.shares_memory else 0)
+        half = 0 if self.keeps_half or self.end is None else self.end.nbytes
+        return half + (self.memory.nbytes if self.shares_memory and self.memory is not None else 0)
+
+    def own(self, half: bool, memory: bool) -> dict[str, Tensor]:
+        """What lives on with the client: its half, its optimizer's memory and its place in its data."""
+        own: dict[str, Tensor] = {}
+        if half and self.end is not None:
+            own |= self.end.clone()._asdict()
+        if memory and self.memory is not None:
+            own |= {**self.memory.clone().named(), "place": torch.tensor(self.place)}
+        return own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -166,3 +166,32 @@ class Remote:
         if len(frame.tensors) != n:
             raise FrameError(f"a {frame.kind} of {len(frame.tensors)} tensors, expected {n}")
         return frame.tensors
+
+
+def _with(plan: Plan, kept: dict[str, Tensor]) -> Plan:
+    return replace(plan, own=kept)
+
+
+def _written(message: Smashed | FeatureGrad | Square | Momentum | Report) -> Answer:
+    kind, words = type(message).__name__, {"at": list(astuple(message.address))}
+    match message:
+        case Smashed():
+            return kind, words, [message.a, *([] if message.y is None else [message.y])]
+        case FeatureGrad():
+            return kind, words, [message.grad]
+        case Square():
+            return kind, words, [message.value]
+        case Momentum():
+            return kind, words, list(message.m)
+        case Report():
+            memory = message.memory
+            numbers = {name: getattr(message, name) for name in ("samples", "place", "tried", "clipped")}
+            end = [] if message.keeps_half or message.end is None else list(message.end)
+            shared = list(memory.m) if message.shares_memory and memory is not None else []
+            return kind, {**words, **numbers, "t": 0 if memory is None else memory.t}, [*end, *shared]
+
+
+def _vector(x: Tensor, size: int, dtype: torch.dtype) -> None:
+    good = x.dtype == dtype and tuple(x.shape) == (size,)
+    if not good or (x.is_floating_point() and not bool(torch.isfinite(x).all())):
+        raise FrameError(f"a vector of {x.dtype} {tuple(x.shape)}, expected finite {dtype} of {size}")
