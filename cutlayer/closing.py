@@ -62,17 +62,21 @@ class Closing:
         weights = [1 if self.uniform else report.samples for report in reports]
         p = _shares(weights, self.total)
         p_c = p if closed.weights is None else _shares([closed.weights[j] for j in clients], None)
-        self.fronts = [report.end for report in reports]
+        ends = [report.end for report in reports if report.end is not None]
+        self.fronts = ends if len(ends) == len(reports) else []  # halves that are kept on other machines stay there
         one = isinstance(closed.halves, Vectors)
         self.backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
         self.mean_s.add(self.backs, [1.0] if one else p)
         relayed = s.scheme.carry == "relay"
-        self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
+        if self.fronts:
+            self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
         self.made |= self._parcels(closed, reports, p)
         self.reports += reports
         if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
+            known = bool(self.fronts) or self.team.size > 1
+            drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.team) if known else None
             self.drift = (
-                0.0 if relayed else drift(self.fronts, self.mean_c.value, s.backend.workers, self.team),
+                0.0 if relayed else drift_c,
                 0.0 if one else drift(self.backs, self.mean_s.value, s.backend.workers, self.team),
             )
 
@@ -124,14 +128,10 @@ class Closing:
         made: dict[str, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
         if closed.kept:
             made["scheme"] = {name: tensor.clone() for name, tensor in closed.kept.items()}
-        for report in reports:
-            own: State = {}
-            if s.scheme.carry == "keep":
-                own |= report.end.clone()._asdict()
-            if s.persists:
-                own |= {**report.memory.clone().named(), "place": torch.tensor(report.place)}
-            if own:
-                made[f"client/{report.address.client}"] = own
+        keeps = s.scheme.carry == "keep"
+        for report in reports if keeps or s.persists else ():
+            own = report.own(keeps, s.persists)
+            made[f"client/{report.address.client}"] = own or {"round": torch.tensor(self.n)}  # it is with the client
         if buffers_of(s.update) == "average":
             made["momentum"] = self._momentum(reports, p).named()
         return made

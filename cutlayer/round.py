@@ -236,7 +236,7 @@ class Engine:
 
     def _plan(self, state: Global, call: Call, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
         s, kept = self.setup, state.kept.get(f"client/{j}")
-        n, feed = call.n, call.feeds[j]
+        n, feed, keeps = call.n, call.feeds[j], s.scheme.carry == "keep"
         own = {} if kept is None else kept.open(n)
         eta = rate(s.optimizer, n)
         if self._regulates is not None:
@@ -244,7 +244,7 @@ class Engine:
         return Plan(
             address=Address(n, j, -1),
             cut=call.cut,
-            start=None if "w" in own else W_c,
+            start=None if "w" in own or (keeps and "round" in own) else W_c,
             feed=feed,
             optimizer=s.optimizer,
             eta=eta,
@@ -253,7 +253,10 @@ class Engine:
             loss=s.loss if s.layout.tail else None,
             memory=memory,
             shares_memory=buffers_of(s.update) == "average",
-            keeps_half=s.scheme.carry == "keep",
+            keeps_half=keeps,
+            keeps_memory=s.persists,
+            fuses=getattr(s.scheme, "fuse_clients", False),
+            confirmed=int(own.get("round", 0)),
             own=own,
             row=call.rows[j],
         )
@@ -269,7 +272,7 @@ class Engine:
         for j in epochs:
             start = reports[-1].end if reports else plans[j].start
             done = exchange.leg([replace(plans[j], start=start)], waves(order, {j: epochs[j]}), session)
-            reports += [replace(report, end=report.end.clone(), memory=report.memory.clone()) for report in done]
+            reports += [_apart(report) for report in done]
         return reports
 
     def _rows(self, J: Mapping[int, list[int]], turn: Sequence[int]) -> Sequence[int]:
@@ -342,3 +345,9 @@ class Engine:
         steps = {j: T for j, (T, _) in work.items()}
         done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
         return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
+
+
+def _apart(report: Report) -> Report:
+    """What it holds is no view of rows that the next client will use."""
+    end, memory = report.end, report.memory
+    return replace(report, end=end and end.clone(), memory=memory and memory.clone())
