@@ -15,6 +15,7 @@ from cutlayer.leakage import leakage
 from cutlayer.local import FedNAR, FedProx
 from cutlayer.optim import NAG, SGD, Adam, AdamW
 from cutlayer.records import Round
+from cutlayer.run import Result, Run
 from cutlayer.schemes import (
     PSL,
     SFLV1,
@@ -28,7 +29,7 @@ from cutlayer.schemes import (
     MergeSFL,
     SMoFi,
 )
-from cutlayer.train import Result, Run, rounds, train
+from cutlayer.train import rounds, train
 from cutlayer.update import FedAvg, FedAvgM, FedNAG, SlowMo
 
 __all__ = [

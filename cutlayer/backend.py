@@ -70,7 +70,7 @@ def choose(
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
-    drawn = _randomness(model, x, y, loss, device)
+    drawn = randomness(model, x, y, loss, device)
     workers = Workers(1 if drawn == "global" else threads)
     small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
     if not together:
@@ -94,7 +94,7 @@ def cores() -> int:
     return max(1, min(torch.get_num_threads(), allowed))
 
 
-def _randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
+def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
     """What the model draws in training. A model that draws from torch's global generator runs in one thread."""
     if device.type != "cpu":
         return "global"

@@ -15,7 +15,7 @@ from cutlayer.data.dataset import Dataset
 from cutlayer.data.source import Population
 from cutlayer.errors import StoreError
 from cutlayer.macs import Shape
-from cutlayer.train import Run
+from cutlayer.run import Run
 
 FILE = "blocks.json"
 

@@ -22,7 +22,7 @@ from cutlayer.schemes.seam import Closed
 from cutlayer.schemes.server import Server
 from cutlayer.setup import Setup
 from cutlayer.team import Team
-from cutlayer.update import State, buffers_of
+from cutlayer.update import buffers_of
 
 
 class Closing:
@@ -142,7 +142,8 @@ class Closing:
         here = [j for j in server.samples if j in {report.address.client for report in reports}]
         first = list(server.samples).index(here[0]) if here and self.team.size > 1 else 0
         rows = {j: r - first for r, j in enumerate(server.samples)}
-        pairs = [(report.memory, server.moments(rows[report.address.client])) for report in reports]
+        theirs = [(report.memory, report.address.client) for report in reports]
+        pairs = [(memory, server.moments(rows[j])) for memory, j in theirs if memory is not None]
         m = []
         for i in range(len(self.setup.optimizer.betas)):
             halves = []

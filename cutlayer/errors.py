@@ -1,11 +1,14 @@
 """Everything cutlayer raises on purpose.
 
 CutlayerError
+├── AuthError        the other end of a connection is not who it should be, or does not believe us
 ├── ContractError    an argument, a model, data or a message is not what was agreed (a ValueError too)
+│   └── FrameError   bytes from another machine are not what was agreed
 ├── Diverged         the loss or the weights are no longer finite
 ├── RankLost         another process of the run has ended, or fell silent
 ├── RoundAbandoned   no selected client finished the round; the weights are those before it
-└── StoreError       a run directory cannot be read or written
+├── StoreError       a run directory cannot be read or written
+└── TransportError   the other end of a connection cannot be reached
 """
 
 from __future__ import annotations
@@ -24,6 +27,14 @@ class ContractError(CutlayerError, ValueError):
     """Something given breaks the contract; the message names it, its value and what was expected."""
 
 
+class FrameError(ContractError):
+    """Bytes from another machine that are not what they should be: nothing of them has been used."""
+
+
+class AuthError(CutlayerError):
+    """A certificate was refused, by us or by the other end."""
+
+
 class Diverged(CutlayerError):
     """Training left the finite numbers."""
 
@@ -32,16 +43,16 @@ class RankLost(CutlayerError):
     """A run over several processes has lost one."""
 
 
-class FrameError(CutlayerError):
-    """Bytes from another machine that are not what they should be: nothing of them has been used."""
-
-
 class RoundAbandoned(CutlayerError):
     """A round could not be completed and changed nothing."""
 
 
 class StoreError(CutlayerError):
     """A run directory is missing, damaged or in the way."""
+
+
+class TransportError(CutlayerError):
+    """Nobody answers, and we have waited long enough."""
 
 
 def kinds() -> dict[str, type[CutlayerError]]:

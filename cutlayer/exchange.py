@@ -19,10 +19,10 @@ M = TypeVar("M", bound=Smashed | Attached | FeatureGrad | Report | Square | Mome
 
 
 class Exchange:
-    """Round n with a cohort; `fuse`: the clients' momenta go to the session after every step."""
+    """An attempt at round n with a cohort; `fuse`: the clients' momenta go to the session after every step."""
 
-    def __init__(self, cohort: Cohort, n: int, local: Local | None, fuse: bool) -> None:
-        self.cohort, self.n, self.fuse = cohort, n, fuse
+    def __init__(self, cohort: Cohort, n: int, attempt: int, local: Local | None, fuse: bool) -> None:
+        self.cohort, self.n, self.attempt, self.fuse = cohort, n, attempt, fuse
         self.joint = joint(local)
         self.ledger = Ledger()
         self._silent: set[int] = set()
@@ -40,13 +40,13 @@ class Exchange:
             if wave.clients or wave.elsewhere:
                 self._wave(wave, taken, session)
         arrived = self.cohort.close(list(taken)) if taken else []
-        reports = admit(arrived, {j: Address(self.n, j, -1) for j in taken})
+        reports = admit(arrived, {j: self._at(j, -1) for j in taken})
         self.ledger.up += sum(report.nbytes for report in reports)
         return reports
 
     def _wave(self, wave: Wave, taken: dict[int, int], session: Session) -> None:
         arrived = self.cohort.gather(wave) if wave.clients else []
-        smashed = admit(arrived, {j: Address(self.n, j, taken[j]) for j in wave.clients})
+        smashed = admit(arrived, {j: self._at(j, taken[j]) for j in wave.clients})
         self._silent = set(wave.clients) - {message.address.client for message in smashed}
         replies = session.step(wave, cast(list[Smashed], smashed))  # what is Attached, a scheme does not look into
         if replies and not self.joint:  # with a joint norm they have gone out in the middle of the step
@@ -58,6 +58,9 @@ class Exchange:
             self._fuse([m.address.client for m in smashed if m.address.client not in self._silent], taken, session)
         for j in self._silent:
             del taken[j]
+
+    def _at(self, client: int, step: int) -> Address:
+        return Address(self.n, client, step, self.attempt)
 
     def turn(self, features: Sequence[Features]) -> Mapping[int, Tensor]:
         """Where labels stay with the clients: their gradients of these features. One that does not answer is lost."""
@@ -75,7 +78,7 @@ class Exchange:
         return {square.address.client: square.value for square in squares}
 
     def _fuse(self, clients: Sequence[int], taken: Mapping[int, int], session: Fuses) -> None:
-        momenta = admit(self.cohort.momenta(clients), {j: Address(self.n, j, taken[j]) for j in clients})
+        momenta = admit(self.cohort.momenta(clients), {j: self._at(j, taken[j]) for j in clients})
         self._silent |= set(clients) - {momentum.address.client for momentum in momenta}
         fused = session.fuse(momenta) if momenta else []
         self.cohort.adopt(fused)

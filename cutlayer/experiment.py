@@ -31,8 +31,9 @@ from cutlayer.population import load_data, populate
 from cutlayer.ranks import join
 from cutlayer.records import Global, Round
 from cutlayer.rng import EVERYBODY, address, callers_randomness
+from cutlayer.run import Run
 from cutlayer.sharing import at_root, in_turn
-from cutlayer.train import Run, rounds
+from cutlayer.train import rounds
 
 
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:

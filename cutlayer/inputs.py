@@ -107,8 +107,7 @@ def probed(
     expect(len(sizes) > 0, "clients", f"{len(trains)} without a sample", "at least one client with samples")
     device = device_of(blocks_of(model))
     smallest = min((feed.smallest(size) for size in sizes if feed.per_epoch(size)), default=2)
-    categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    classes: int | None = None
+    found: int | None = None
     seen: dict[object, Shape] = {}
     for s in (*_each_kind(trains), *_each_kind(tests)):
         if isinstance(s, Items) and seen:
@@ -120,9 +119,10 @@ def probed(
             continue
         try:
             out = probe(model, x, *cuts, tail)
-            if categorical and out.ndim == 2:
-                s.expect_classes(out.shape[1])
-                check_labels(y, out.shape[1], s.name)
+            found = classes(loss, out)
+            if found is not None:
+                s.expect_classes(found)
+                check_labels(y, found, s.name)
             value = loss(out, y)
             seen[what] = shape_of(model, each(x, lambda t: t[:smallest]))
         except ContractError:
@@ -133,12 +133,17 @@ def probed(
             raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}{whole}") from error
         good = isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
         expect(good, "loss", value, "a function of (outputs, labels) that gives one number, the mean over the batch")
-        classes = out.shape[1] if categorical and out.ndim == 2 else None
-    if classes is not None:
+    if found is not None:
         for group in (trains, tests):
             for s in [group.everybody()] if isinstance(group, Population) else group:
-                s.expect_classes(classes)
-    return next(iter(seen.values())).folded(tail), classes
+                s.expect_classes(found)
+    return next(iter(seen.values())).folded(tail), found
+
+
+def classes(loss: Loss, outputs: Tensor) -> int | None:
+    """How many classes there are, if there are classes."""
+    categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    return int(outputs.shape[1]) if categorical and outputs.ndim == 2 else None
 
 
 def example(trains: Sequence[Source], device: torch.device) -> tuple[Inputs, Tensor]:

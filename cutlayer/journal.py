@@ -11,7 +11,7 @@ from typing import Any
 
 from cutlayer.errors import StoreError
 from cutlayer.files import sync, write_aside
-from cutlayer.records import Round
+from cutlayer.records import TUPLES, Round
 
 
 class TornJournal(UserWarning):
@@ -59,10 +59,10 @@ def _line(record: Round) -> str:
 def _round(path: Path, number: int, line: bytes) -> Round:
     try:
         values: dict[str, Any] = json.loads(line)
+        values = {"faults": [], **values}  # the only one that older journals lack
         known = {field.name for field in fields(Round)}
         if set(values) != known:
             raise StoreError(f"{path}, line {number}: fields {sorted(set(values) ^ known)} missing or unknown")
-        tuples = {name: tuple(values[name]) for name in ("clients", "client_steps", "client_samples")}
-        return Round(**{**values, **tuples})
+        return Round(**{**values, **{name: tuple(values[name]) for name in TUPLES}})
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"{path}, line {number}: damaged: {error}") from error

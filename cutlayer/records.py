@@ -53,6 +53,10 @@ class Round:
     client_steps: tuple[int, ...]  # and with how many steps
     client_samples: tuple[int, ...]  # and samples
     series: Mapping[str, Series] = field(default_factory=dict)  # with a test set per client: sampled, ever, all
+    faults: tuple[str, ...] = ()  # over a network: who left the round, or an attempt at it, and why
+
+
+TUPLES = ("clients", "client_steps", "client_samples", "faults")  # of a Round: lists, once they were written as JSON
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.client import Client, Seat
+from cutlayer.cohorts.contract import Contract
 from cutlayer.cohorts.orders import heard
 from cutlayer.cut import Layout
 from cutlayer.data.source import Source
@@ -36,6 +37,7 @@ class Limits:
     steps: int = 100_000  # in a round
     rate: float = 100.0  # the learning rate
     batch: int = 65_536
+    parameters: int = 1_000_000_000  # of the whole model
 
 
 class Remote:
@@ -43,10 +45,9 @@ class Remote:
 
     def __init__(
         self,
-        index: int,
         model: nn.Module,
         layout: Layout,
-        cuts: tuple[int, int],
+        contract: Contract,
         source: Source,
         loss: Loss,
         own: Own,
@@ -54,12 +55,20 @@ class Remote:
         device: torch.device,
         style: Style,
     ) -> None:
-        self.index, self.model, self.layout, self.cuts, self.source = index, model, layout, cuts, source
+        self.model, self.layout, self.contract, self.source = model, layout, contract, source
         self.loss, self.own, self.limits, self.device, self.style = loss, own, limits, device, style
-        self.client = Client(index, source)
+        self.client = Client(0, source)
         self._seat: Seat | None = None
         self._cut: int | None = None
         self.plan: Plan | None = None
+        self.round = 0
+
+    @property
+    def limit(self) -> int:
+        """Bytes of the longest frame that the server may send now."""
+        if self.plan is None:
+            return max(self.contract.longest(L, 0) for L in self.contract.sizes)
+        return self.contract.longest(self.plan.cut, self.plan.feed.batch_size)
 
     def answer(self, frame: Frame) -> list[Answer]:
         """What goes back. A frame that is late, doubled or not for this step changes nothing."""
@@ -93,7 +102,8 @@ class Remote:
         kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else {}
         if plan.start is None and "w" not in kept:
             raise FrameError("a plan without a front, where none has been kept")
-        self.plan = plan = _with(plan, kept)
+        self.plan = plan = replace(plan, own=kept)
+        self.client, self.round = Client(plan.address.client, self.source), plan.address.round
         self.client.open(plan, self._seat)
         self.steps = sum(plan.feed.epochs_of(len(self.source)))
         return self._next()
@@ -102,8 +112,7 @@ class Remote:
         """The client's own limits."""
         limits, steps = self.limits, sum(plan.feed.epochs_of(len(self.source)))
         for what, value, good, expected in (
-            ("client", plan.address.client, plan.address.client == self.index, str(self.index)),
-            ("cut", plan.cut, self.cuts[0] <= plan.cut <= self.cuts[1], f"{self.cuts[0]} to {self.cuts[1]}"),
+            ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
             ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,}"),
             ("rate", plan.eta, math.isfinite(plan.eta) and 0 < plan.eta <= limits.rate, f"above 0, to {limits.rate:g}"),
             ("batch", plan.feed.batch_size, plan.feed.batch_size <= limits.batch, f"at most {limits.batch:,}"),
@@ -166,10 +175,6 @@ class Remote:
         if len(frame.tensors) != n:
             raise FrameError(f"a {frame.kind} of {len(frame.tensors)} tensors, expected {n}")
         return frame.tensors
-
-
-def _with(plan: Plan, kept: dict[str, Tensor]) -> Plan:
-    return replace(plan, own=kept)
 
 
 def _written(message: Smashed | FeatureGrad | Square | Momentum | Report) -> Answer:

@@ -23,6 +23,7 @@ from cutlayer import sharing
 from cutlayer.clock import Work, server_seconds, simulated
 from cutlayer.closing import Closing
 from cutlayer.cohorts.ranks import RankCohort
+from cutlayer.cohorts.seam import Comes, Muster
 from cutlayer.devices import seconds_per_sample
 from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
 from cutlayer.exchange import Exchange
@@ -33,7 +34,7 @@ from cutlayer.macs import TRAINING
 from cutlayer.messages import Address, Plan, Report
 from cutlayer.metrics import Scores
 from cutlayer.optim import Moments, rate
-from cutlayer.records import Global, Round, Tally, together
+from cutlayer.records import TUPLES, Global, Round, Tally, together
 from cutlayer.rng import EVERYBODY, callers_randomness, rng
 from cutlayer.schemes.seam import Regulates, Session
 from cutlayer.schemes.server import Server
@@ -54,8 +55,10 @@ class Call:
     """Who takes part in a round, and how."""
 
     n: int
+    attempt: int
     cut: int
     selected: int
+    quorum: int
     J: Mapping[int, list[int]]  # the steps of each local epoch, of clients with any
     turn: Sequence[int]  # those clients in the order they come
     feeds: Mapping[int, Feed]
@@ -71,19 +74,19 @@ class Engine:
         self._server: tuple[int, Server] | None = None
         self._p_s = server_seconds(setup.devices, setup.clock.kappa)
 
-    def play(self, state: Global) -> tuple[Global, Round]:
+    def play(self, state: Global, attempt: int = 0) -> tuple[Global, Round]:
         """Round state.n + 1. It commits whole, in what it returns, or not at all."""
-        began = time.perf_counter()
+        self._began = time.perf_counter()
         with callers_randomness(), one_thread(), torch.no_grad():
             drawn = torch.random.get_rng_state()
-            after, record = self._play(state)
+            after, record = self._play(state, attempt)
             if self.setup.backend.randomness != "global" and not torch.equal(drawn, torch.random.get_rng_state()):
                 warnings.warn(UNADDRESSED, stacklevel=3)
         self.setup.shelf.trim(after.kept)
-        return after, replace(record, seconds=time.perf_counter() - began)
+        return after, replace(record, seconds=time.perf_counter() - self._began)
 
-    def _play(self, state: Global) -> tuple[Global, Round]:
-        call = self._call(state)
+    def _play(self, state: Global, attempt: int) -> tuple[Global, Round]:
+        call = self._call(state, attempt)
         if not call.J:
             after = replace(state, n=call.n)
             return after, self._record(after, Tally(), call, (0.0, 0.0))
@@ -93,15 +96,18 @@ class Engine:
             after, tally, drift = self._trained(state, call, {})
         return after, self._record(after, tally, call, drift)
 
-    def _call(self, state: Global) -> Call:
+    def _call(self, state: Global, attempt: int) -> Call:
         s, n = self.setup, state.n + 1
-        cut = self._cut(n)
-        selected = self._select(n, cut, state.turns)
+        cut, everybody = self._cut(n), Muster(range(len(s.sizes)), s.select)
+        muster = s.cohort.muster(n) if isinstance(s.cohort, Comes) else everybody
+        self._began = time.perf_counter()  # waiting for clients is not training
+        selected = self._select(n, attempt, cut, muster, state.turns)
         feeds = self._feeds(selected, cut)
         J = {j: feeds[j].epochs_of(s.sizes[j]) for j in selected}
         J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
         turn = self._turn(n, list(J))
-        return Call(n, cut, len(selected), J, turn, feeds, {j: row for row, j in enumerate(self._rows(J, turn))})
+        rows = {j: row for row, j in enumerate(self._rows(J, turn))}
+        return Call(n, attempt, cut, len(selected), muster.quorum, J, turn, feeds, rows)
 
     def _trained(
         self, state: Global, call: Call, made: Mapping[int, Plan]
@@ -113,7 +119,7 @@ class Engine:
         mine = list(team.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(call.cut)
-        exchange = Exchange(s.cohort, n, s.local, getattr(s.scheme, "fuse_clients", False))
+        exchange = Exchange(s.cohort, n, call.attempt, s.local, getattr(s.scheme, "fuse_clients", False))
         self._begin(server, state, call, exchange, everybody)
         W_c, _ = state.W.split(s.offsets[call.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))
@@ -127,8 +133,9 @@ class Engine:
             stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
             closing.add(session.close, self._train(exchange, session, plans, stepping))
         reports = closing.reports
-        if not reports and team.size == 1:
-            raise RoundAbandoned(f"round {n}: none of its {len(call.J)} clients finished; the weights are unchanged")
+        if len(reports) < min(call.quorum, len(call.J)) and team.size == 1:
+            done = f"{len(reports) or 'none'} of its {len(call.J)} clients finished, {call.quorum} must"
+            raise RoundAbandoned(f"round {n}: {done}; the weights are unchanged")
         ledger = exchange.ledger
         ledger.server_work = server.work
         ledger.tried = server.steps + sum(report.tried for report in reports)
@@ -177,15 +184,16 @@ class Engine:
             exchange.turn if s.layout.tail else None,
         )
 
-    def _select(self, n: int, cut: int, turns: Mapping[int, int]) -> list[int]:
+    def _select(self, n: int, attempt: int, cut: int, muster: Muster, turns: Mapping[int, int]) -> list[int]:
         """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
-        s, everybody, m = self.setup, len(self.setup.sizes), self.setup.select
+        s, everybody, m = self.setup, len(muster.there), muster.select
 
         def draw(m: int) -> list[int]:
             if m == everybody:
-                return list(range(m))
-            chosen = rng(s.seed, n, EVERYBODY, "select").choice(everybody, m, replace=False)
-            return sorted(int(j) for j in chosen)
+                return list(muster.there)
+            use = f"select/{attempt}" if attempt else "select"
+            chosen = rng(s.seed, n, EVERYBODY, use).choice(everybody, m, replace=False)
+            return sorted(muster.there[int(i)] for i in chosen)
 
         if self._regulates is not None and getattr(s.scheme, "select", "random") != "random":
             pool = draw(min(2 * m, everybody))
@@ -242,7 +250,7 @@ class Engine:
         if self._regulates is not None:
             eta = self._regulates.rate(eta, feed.batch_size, s.feed.batch_size)
         return Plan(
-            address=Address(n, j, -1),
+            address=Address(n, j, -1, call.attempt),
             cut=call.cut,
             start=None if "w" in own or (keeps and "round" in own) else W_c,
             feed=feed,
@@ -318,10 +326,10 @@ class Engine:
             client_steps=tuple(work[j][0] for j in tally.clients),
             client_samples=tuple(work[j][1] for j in tally.clients),
             series=series,
+            faults=s.cohort.faults() if isinstance(s.cohort, Comes) else (),
         )
         said, _ = s.team.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
-        tuples = {name: tuple(said[name]) for name in ("clients", "client_steps", "client_samples")}
-        return Round(**{**said, **tuples})
+        return Round(**{**said, **{name: tuple(said[name]) for name in TUPLES}})
 
     def _scores(self, after: Global, clients: Sequence[int]) -> tuple[Scores, dict[str, Any]]:
         s, n = self.setup, after.n
@@ -339,9 +347,11 @@ class Engine:
             raise Diverged(f"round {n}: the test loss became {scores.loss}, {s.rates(n)}")
         return scores, series
 
-    def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float:
-        """The seconds this round would take on the clients' devices."""
+    def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float | None:
+        """The seconds this round would take on the clients' devices; None: they are real."""
         s = self.setup
+        if isinstance(s.cohort, Comes):
+            return None
         steps = {j: T for j, (T, _) in work.items()}
         done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
         return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
@@ -15,111 +15,37 @@ from torch.nn import functional
 from cutlayer import backend as backends
 from cutlayer import inputs, memory
 from cutlayer.clock import Clock
+from cutlayer.cohorts.elsewhere import Elsewhere
 from cutlayer.cohorts.local import LocalCohort
 from cutlayer.cohorts.ranks import RankCohort
+from cutlayer.cohorts.seam import Cohort
 from cutlayer.compose import PROTOCOLS, brought, refuse_senseless
-from cutlayer.cut import Cut, Layout, blocks_of, cut_range, device_of, refuse_shared
+from cutlayer.cut import Cut, Layout, blocks_of, cut_range, refuse_shared
 from cutlayer.devices import Device
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
-from cutlayer.flat import Half, Style, Vectors, half
+from cutlayer.flat import Style, half
 from cutlayer.kept import Shelf
-from cutlayer.lazy import Lazy
 from cutlayer.local import Local, joint
 from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
 from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.ranks import Ranks, join
-from cutlayer.records import Global, Round
-from cutlayer.round import Engine
+from cutlayer.records import Global
+from cutlayer.run import Result, Run
 from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Regulates
 from cutlayer.setup import Setup
 from cutlayer.table import build
+from cutlayer.team import Team
 from cutlayer.update import FedAvg, Update, buffers_of
 from cutlayer.workers import one_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
+MANY = 2**31 - 1  # clients, where anybody may come
 OPTIMIZER = ("lr", "decay", "betas", "regularise", "absorb", "apply")
-
-
-class Run(Iterator[Round]):
-    """A training under way: iterate it for the rounds; `state` and `model` are those after the last one."""
-
-    def __init__(self, model: nn.Module, setup: Setup, state: Global, target: float | None) -> None:
-        self._model, self._target, self._reached = model, target, False
-        self._engine = Engine(setup)
-        self.setup, self.state = setup, state
-
-    def __next__(self) -> Round:
-        if self.finished:
-            raise StopIteration
-        self.state, record = self._engine.play(self.state)
-        self._reached = self._at_target(record)
-        return record
-
-    @property
-    def finished(self) -> bool:
-        """Whether the last round is done, or the target reached."""
-        return self._reached or self.state.n >= self.setup.rounds
-
-    def resume(self, state: Global, history: Sequence[Round]) -> None:
-        """Go on after `state`, the end of `history`, as if never interrupted."""
-        self.state, self._reached = state, any(self._at_target(record) for record in history)
-
-    def _at_target(self, record: Round) -> bool:
-        return self._target is not None and record.accuracy is not None and record.accuracy >= self._target
-
-    @property
-    def model(self) -> nn.Module:
-        """The joined global model, as a copy; where clients keep their half, with the mean of those, by size."""
-        keeps = self.setup.scheme.carry == "keep"
-        return self._joined(self.state.merged(self.setup.sizes) if keeps else self.state.W)
-
-    @property
-    def clients(self) -> Personal:
-        """Each client's own model, where clients keep their half; otherwise nothing."""
-        return Personal(self)
-
-    def personal(self, client: int) -> nn.Module:
-        """The model of one client: the half it keeps (or would start with), joined to the server's."""
-        own = self.state.front(client)
-        W = self.state.W
-        if own is not None:
-            _, W_s = W.split(self.setup.offsets[self.setup.cuts[0]])
-            W = Vectors(*(torch.cat(pair) for pair in zip(own, W_s, strict=True)))
-        return self._joined(W)
-
-    def _joined(self, W: Vectors) -> nn.Module:
-        twin = copy.deepcopy(self._model)
-        blocks = blocks_of(twin)
-        Half([blocks[index] for index in self.setup.layout.whole], device_of(blocks)).write(W)
-        return twin
-
-
-class Personal(Lazy[nn.Module]):
-    """The clients' own models, each made when it is asked for; empty where no client keeps anything."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._n = len(run.setup.sizes) if run.setup.scheme.carry == "keep" else 0
-
-    def __len__(self) -> int:
-        return self._n
-
-    def at(self, j: int) -> nn.Module:
-        return self._run.personal(j)
-
-
-@dataclass
-class Result:
-    """What a training ends with. `clients[j]`: client j's own model, where clients keep their half."""
-
-    model: nn.Module
-    history: list[Round]
-    clients: Sequence[nn.Module] = ()
 
 
 def rounds(
@@ -193,7 +119,8 @@ def rounds(
             f"devices: {chosen} sets batch sizes by them, anew every round, and protocol 'cyclesl' goes on in the data "
             "batch by batch; expected None"
         )
-    trains = inputs.sources(clients, start.W.w.dtype, "clients")
+    away = clients if isinstance(clients, Elsewhere) else None
+    trains = inputs.sources(clients if away is None else [away.look], start.W.w.dtype, "clients")
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))
     cores = backends.cores()
     with one_thread():
@@ -214,8 +141,8 @@ def rounds(
             autocast is not None,
             on,
         )
-    sizes = inputs.sizes_of(trains)
-    if not any(feed.per_epoch(size) for size in sizes) and not isinstance(chosen, Regulates):
+    sizes = inputs.sizes_of(trains) if away is None else away.sizes
+    if away is None and not any(feed.per_epoch(size) for size in sizes) and not isinstance(chosen, Regulates):
         raise ContractError(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
             f"expected at most {max(sizes)}, or small_client='one_batch'"
@@ -226,7 +153,7 @@ def rounds(
     local_clients = LocalCohort(
         trains, lambda L: half(model, layout.client(L), on, style), how.workers, flows, how.size, how.front is None
     )
-    selected = inputs.selected(participation, len(sizes))
+    selected = inputs.selected(participation, len(sizes)) if away is None else 0  # those who are there decide
     share = -(-selected // team.size) if spreads else selected
     separate = team.size == 1 and getattr(chosen, "separate", False) and buffers_of(updating) != "average"
     group = None
@@ -237,7 +164,10 @@ def rounds(
         count = memory.counter(model, layout, lo, example[0], on, batch_size, chosen, moments, flight, flows, asks)
         group = memory.group(memory_limit, share, separate, count, how.size)
     evaluator = Evaluator(model, tests, loss, on, layout, lo, per_client, metric, how.workers, team)
-    cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
+    cohort: Cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
+    if away is not None:
+        _possible_elsewhere(chosen, team, bool(len(tests)))
+        cohort = away.cohort
     setup = Setup(
         scheme=chosen,
         local=rule,
@@ -255,11 +185,11 @@ def rounds(
         noise=noise,
         loss=loss,
         select=selected,
-        evaluator=evaluator if len(tests) else None,
+        evaluator=evaluator if len(tests) and (away is None or chosen.carry != "keep") else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
         shape=shape,
-        devices=inputs.devices(devices, len(sizes), seed, sum(shape.macs)),
+        devices=inputs.devices(devices, len(sizes) if away is None else MANY, seed, sum(shape.macs)),
         clock=clock,
         histogram=inputs.Histograms(trains, classes),
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
@@ -269,6 +199,15 @@ def rounds(
         seed=seed,
     )
     return Run(model, setup, start, target)
+
+
+def _possible_elsewhere(scheme: Scheme, team: Team, tests: bool) -> None:
+    """Clients on other machines tell neither their labels' counts nor, where they keep them, their fronts."""
+    expect(team.size == 1, "ranks", team.size, "one process, where clients are on other machines")
+    if getattr(scheme, "select", "random") != "random":
+        raise ContractError(f"scheme = {scheme}: it chooses clients by their labels, which are not known elsewhere")
+    if scheme.carry == "keep" and tests:
+        warnings.warn("clients keep their fronts to themselves: there is no whole model to test here", stacklevel=3)
 
 
 def _parts(

@@ -3,47 +3,56 @@ against it before it is used; what does not fit is a FrameError that says why.""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from cutlayer.cut import Layout, blocks_of
+from cutlayer.data.source import Source
 from cutlayer.errors import FrameError
-from cutlayer.flat import Vectors
+from cutlayer.flat import Vectors, half
 from cutlayer.messages import Address, FeatureGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.nested import ordered
 from cutlayer.net.frames import Frame
 from cutlayer.optim import Moments
+from cutlayer.rng import callers_randomness
 
 Sizes = tuple[int, int, int]
 WORDS = 4096  # bytes of a header, generously
+MOMENTS = 2  # of an optimizer, at most
 
 
 @dataclass(frozen=True)
 class Contract:
-    """`a[L]`: the shape of a sample at cut L; `z`: where labels stay, of the server's features; `sizes[L]`: of the three
-    vectors of a front; `y`: the shape and type of a label; `classes`: labels are below this (None: any number)."""
+    """`a[L]`: the shape of a sample at cut L; `z`: where labels stay, of the server's features; `sizes[L]`: of the
+    three vectors of a front; `y`: the shape and type of a label; `classes`: labels are below this (None: any)."""
 
     dtype: torch.dtype
     buffers: torch.dtype
-    sizes: Sequence[Sizes]
-    a: Sequence[tuple[int, ...]]
+    sizes: Mapping[int, Sizes]
+    a: Mapping[int, tuple[int, ...]]
     z: tuple[int, ...] | None
     y: tuple[tuple[int, ...], torch.dtype]
     classes: int | None
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
-        B, n = plan.feed.batch_size, self.dtype.itemsize
-        w, b, i = self.sizes[plan.cut]
-        smashed = B * (math.prod(self.a[plan.cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
-        features = B * math.prod(self.z or ()) * n
-        moments = len(plan.optimizer.betas) * w * n
-        return WORDS + max(smashed, features, (w + b) * n + 8 * i + moments)
+        return self.longest(plan.cut, plan.feed.batch_size)
 
-    def message(self, frame: Frame, plan: Plan, step: int) -> Any:
+    def longest(self, cut: int, batch: int) -> int:
+        """Bytes of the longest frame with this cut, either way: a batch at the cut, or a front with its moments."""
+        n, (w, b, i) = self.dtype.itemsize, self.sizes[cut]
+        smashed = batch * (math.prod(self.a[cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
+        features = batch * math.prod(self.z or ()) * n
+        return WORDS + max(smashed, features, (w * (1 + MOMENTS) + b) * n + 8 * i)
+
+    def message(self, frame: Frame, plan: Plan, step: int, samples: int) -> Any:
         """The frame as a message: of this plan's client, at this step of its own (a report: -1)."""
         at = self._address(frame)
         expected = Address(plan.address.round, plan.address.client, step, plan.address.attempt)
@@ -67,15 +76,14 @@ class Contract:
                     self._vector(moment, self.sizes[plan.cut][0], self.dtype)
                 return Momentum(at, tuple(m))
             case "Report":
-                return self._report(frame, at, plan)
+                return self._report(frame, at, plan, samples)
         raise FrameError(f"a {frame.kind[:20]!r}, which no client sends")
 
-    def stale(self, frame: Frame, plan: Plan, step: int) -> bool:
-        """Whether it belongs to an earlier round, attempt or step: late or doubled, and of no consequence."""
-        at = self._address(frame)
-        mine = (plan.address.round, plan.address.attempt, step if step >= 0 else math.inf)
-        theirs = (at.round, at.attempt, at.step if at.step >= 0 else math.inf)
-        return at.client == plan.address.client and theirs < mine
+    def step(self, frame: Frame, plan: Plan) -> int | None:
+        """The step it is of; None: of an earlier round or attempt, late and of no consequence."""
+        at, now = self._address(frame), plan.address
+        late = at.client == now.client and (at.round, at.attempt) < (now.round, now.attempt)
+        return None if late else at.step
 
     def _address(self, frame: Frame) -> Address:
         at = frame.words.get("at")
@@ -92,17 +100,19 @@ class Contract:
         y, (shape, dtype) = rest[0], self.y
         _must(y.dtype == dtype and tuple(y.shape) == (len(a), *shape), f"labels of {y.dtype} {tuple(y.shape)}")
         if self.classes is not None:
-            good = 0 <= int(y.min()) and int(y.max()) < self.classes
+            good = int(y.min()) >= 0 and int(y.max()) < self.classes
             _must(good, f"labels outside 0..{self.classes - 1}")
         elif y.is_floating_point():
             _must(bool(torch.isfinite(y).all()), "labels with NaN or infinity")
         return Smashed(at, a, y)
 
-    def _report(self, frame: Frame, at: Address, plan: Plan) -> Report:
-        words, moments = frame.words, len(plan.optimizer.betas) if plan.shares_memory else 0
-        numbers = {name: words.get(name) for name in ("samples", "t", "place", "tried", "clipped")}
+    def _report(self, frame: Frame, at: Address, plan: Plan, samples: int) -> Report:
+        words: dict[str, Any] = frame.words
+        moments = len(plan.optimizer.betas) if plan.shares_memory else 0
+        numbers: dict[str, Any] = {name: words.get(name) for name in ("samples", "t", "place", "tried", "clipped")}
         for name, number in numbers.items():
             _must(isinstance(number, int) and 0 <= number < 2**53, f"a report with {name} = {number!r}")
+        _must(numbers["samples"] == samples, f"a report of {numbers['samples']} samples, expected {samples}")
         tensors = self._tensors(frame, moments + (0 if plan.keeps_half else 3))
         end = None
         if not plan.keeps_half:
@@ -143,6 +153,30 @@ class Contract:
             x.dtype == dtype and tuple(x.shape) == (size,), f"a vector of {x.dtype} {tuple(x.shape)}, expected {size}"
         )
         _must(not x.is_floating_point() or bool(torch.isfinite(x).all()), "weights with NaN or infinity")
+
+
+def agreed(
+    model: nn.Module, cuts: tuple[int, int], layout: Layout, rows: Source, classes: int | None, device: torch.device
+) -> Contract:
+    """What a model and a few rows like the clients' say."""
+    x, y = rows.take(np.zeros(2, dtype=np.int64), device)
+    shapes: list[tuple[int, ...]] = []
+    with torch.no_grad(), callers_randomness():
+        out: Any = ordered(x, False)
+        for block in blocks_of(copy.deepcopy(model).to(device).eval()):
+            out = block(out)
+            shapes.append(tuple(out.shape[1:]) if isinstance(out, Tensor) else ())
+    fronts = {L: half(model, layout.client(L), device) for L in range(cuts[0], cuts[1] + 1)}
+    dtype, buffers, _ = fronts[cuts[0]].dtypes
+    return Contract(
+        dtype=dtype,
+        buffers=buffers,
+        sizes={L: front.sizes for L, front in fronts.items()},
+        a={L: shapes[L] for L in fronts},
+        z=shapes[-1 - layout.tail] if layout.tail else None,
+        y=(tuple(y.shape[1:]), y.dtype),
+        classes=classes,
+    )
 
 
 def _must(good: bool, what: str) -> None:

@@ -61,8 +61,9 @@ def _written(message: Message) -> tuple[list[Any], list[Tensor]]:
         case Report():
             numbers = [message.samples, message.place, message.tried, message.clipped]
             flags = [message.keeps_half, message.shares_memory]
-            memory = message.memory
-            return [kind, where, len(memory.m), memory.t, *numbers, *flags], [*message.end, *memory.m]
+            memory, end = message.memory, message.end
+            assert memory is not None and end is not None, "a rank hands in all there is"
+            return [kind, where, len(memory.m), memory.t, *numbers, *flags], [*end, *memory.m]
 
 
 def _given(tensor: Tensor | None) -> list[Tensor]:

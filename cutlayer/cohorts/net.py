@@ -3,9 +3,10 @@ breach of the contract has finished for this round, and is named in `faults`."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
@@ -14,14 +15,16 @@ from torch import Tensor
 from cutlayer.cohorts.contract import Contract
 from cutlayer.cohorts.orders import told
 from cutlayer.cohorts.roster import Roster
-from cutlayer.errors import FrameError
+from cutlayer.cohorts.seam import Muster
+from cutlayer.errors import ContractError, FrameError, RoundAbandoned
 from cutlayer.local import joint
 from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.net.frames import Code, Frame
 from cutlayer.net.hub import Event, Hub, Session
 from cutlayer.waves import Wave
 
-AHEAD = 2  # frames a client may send before it is asked for them: its first step, and its report
+AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
+TICK = 0.5  # seconds between looks at the clock while waiting for clients
 
 
 @dataclass
@@ -40,6 +43,24 @@ class Patience:
         return min(max(self.factor * max(self.seen), self.least), self.most) if self.seen else self.first
 
 
+@dataclass(frozen=True)
+class Rules:
+    """When a round begins, and when it counts.
+
+    `least`: clients there must be. `select(n)`: how many of n take part; `over` times as many are asked, and at least
+    the share `quorum` of them has to finish. `attempts`: at one round. `code`, `zstd`: how activations and gradients
+    are shortened on their way, and everything compressed.
+    """
+
+    least: int = 1
+    select: Callable[[int], int] = lambda n: n
+    over: float = 1.0
+    quorum: float = 0.5
+    attempts: int = 20
+    code: Code = "raw"
+    zstd: bool = False
+
+
 @dataclass
 class Place:
     """A client of this round."""
@@ -48,19 +69,68 @@ class Place:
     session: Session
     step: int = 0  # its next one
     asked: float = field(default_factory=time.monotonic)
-    inbox: deque[Frame] = field(default_factory=deque)
+    inbox: deque[tuple[Frame, float]] = field(default_factory=deque)
+    taken: set[tuple[str, int]] = field(default_factory=set)  # what it has sent: kind and step
 
 
 class NetCohort:
-    """`code`, `zstd`: how activations and gradients are shortened on their way, and everything compressed."""
+    """The clients in the roster, through the hub."""
 
     def __init__(
-        self, hub: Hub, roster: Roster, contract: Contract, patience: Patience, code: Code = "raw", zstd: bool = False
+        self, hub: Hub, roster: Roster, contract: Contract, patience: Patience, rules: Rules, grace: float
     ) -> None:
-        self.hub, self.roster, self.contract, self.patience = hub, roster, contract, patience
-        self.code, self.zstd = code, zstd
+        self.hub, self.roster, self.contract, self.patience, self.rules = hub, roster, contract, patience, rules
+        self.grace = grace  # seconds for everybody to come back, once: after a restart
         self.places: dict[int, Place] = {}
-        self.faults: list[str] = []
+        self.status = ""
+        self._faults: list[str] = []
+
+    # who is there
+
+    def muster(self, n: int) -> Muster:
+        """Wait until enough are there: at first the least number, after a restart everybody for a while, and then a
+        quorum of the least number."""
+        rules = self.rules
+        self.poll()
+        if self.roster.fixed:
+            self._wait(len(self.roster.entries), self.grace)
+        else:
+            self._wait(rules.least, math.inf)
+            self.roster.fix()
+        self.grace = 0.0
+        self._wait(_share(rules.quorum, rules.least), math.inf)
+        there = self.roster.connected
+        m = min(rules.select(len(there)), len(there))
+        self.status = f"round {n}"
+        return Muster(there, min(math.ceil(rules.over * m), len(there)), _share(rules.quorum, m))
+
+    def _wait(self, clients: int, seconds: float) -> None:
+        """Until so many are there, or so long."""
+        until = time.monotonic() + seconds
+        while len(self.roster.connected) < clients and time.monotonic() < until:
+            self.status = f"waiting for clients: {len(self.roster.connected)} of {clients} are there"
+            self._handle(self.hub.next(TICK))
+
+    def again(self, error: RoundAbandoned, attempt: int) -> None:
+        for j in list(self.places):
+            self._drop(j, "the round does not count", fault=False)
+        if attempt + 1 >= self.rules.attempts:
+            raise RoundAbandoned(f"{error} ({self.rules.attempts} attempts)") from error
+        self._faults.append(f"attempt {attempt + 1}: {error}")
+        until = time.monotonic() + min(0.1 * 2**attempt, 5.0)
+        while (left := until - time.monotonic()) > 0:
+            self._handle(self.hub.next(left))
+
+    def faults(self) -> tuple[str, ...]:
+        found, self._faults = tuple(self._faults), []
+        return found
+
+    def poll(self) -> None:
+        """What has happened meanwhile."""
+        while (event := self.hub.next(0.0)) is not None:
+            self._handle(event)
+
+    # a round
 
     def open(self, plans: Sequence[Plan]) -> None:
         self.poll()
@@ -68,10 +138,10 @@ class NetCohort:
             j = plan.address.client
             session = self.roster.sessions.get(j)
             if session is None:
-                self.faults.append(f"{self.roster.names[j]}: not connected")
+                self._faults.append(f"{self.roster.names[j]}: gone before its turn")
                 continue
             session.reader.limit = self.contract.limit(plan)
-            session.send("Plan", *told(plan), zstd=self.zstd)
+            session.send("Plan", *told(plan), zstd=self.rules.zstd)
             self.places[j] = Place(plan, session)
 
     def gather(self, wave: Wave) -> list[Smashed]:
@@ -112,26 +182,17 @@ class NetCohort:
             self.places.pop(j, None)
         return reports
 
-    def give_up(self, why: str) -> None:
-        """The round will not count: everybody may stop."""
-        for j in list(self.places):
-            self._drop(j, why, fault=False)
-
-    def poll(self) -> None:
-        """What has happened meanwhile."""
-        while (event := self.hub.next(0.0)) is not None:
-            self._handle(event)
-
     def _send(self, kind: str, at: Address, tensors: Sequence[Tensor]) -> None:
-        place = self.places.get(at.client)
+        place, rules = self.places.get(at.client), self.rules
         if place is not None:
-            place.session.send(kind, {"at": list(astuple(at))}, tensors, self.code, self.zstd)
+            place.session.send(kind, {"at": list(astuple(at))}, tensors, rules.code, rules.zstd)
             place.asked = time.monotonic()
 
     def _hear(self, kind: str, clients: Sequence[int]) -> list[Any]:
         """One message of this kind from each of these clients, in time; whoever fails is lost."""
         found: dict[int, Any] = {}
-        deadline = time.monotonic() + self.patience.seconds
+        seconds = self.patience.seconds
+        deadline = time.monotonic() + seconds
         while True:
             for j in clients:
                 if j not in found and j in self.places:
@@ -140,47 +201,62 @@ class NetCohort:
             left = deadline - time.monotonic()
             if not missing or left <= 0:
                 break
-            event = self.hub.next(left)
-            if event is not None:
-                self._handle(event)
+            self._handle(self.hub.next(left))
         for j in missing:
-            self._drop(j, f"silent for {self.patience.seconds:.0f} seconds when a {kind} was due")
+            self._drop(j, f"silent for {seconds:.0f} seconds when a {kind} was due")
         return [found[j] for j in clients if j in found]
 
     def _take(self, kind: str, j: int, found: dict[int, Any]) -> None:
+        """What client j has sent of this kind, if it has. Late and doubled frames change nothing."""
         place = self.places[j]
-        while place.inbox:
-            frame = place.inbox.popleft()
+        while place.inbox and j not in found:
+            frame, at = place.inbox.popleft()
             try:
-                if self.contract.stale(frame, place.plan, place.step):
+                step = self.contract.step(frame, place.plan)
+                if step is None or (frame.kind, step) in place.taken:
                     continue
                 if frame.kind != kind:
                     raise FrameError(f"a {frame.kind[:20]!r} where a {kind} was due")
-                found[j] = self.contract.message(frame, place.plan, place.step)
-                self.patience.seen.append(time.monotonic() - place.asked)
-                self.roster.heard(j, place.plan.address.round, place.step, time.monotonic() - place.asked)
+                found[j] = self.contract.message(frame, place.plan, place.step, self.roster.sizes[j])
             except FrameError as error:
                 self._drop(j, f"it sent {error}")
-            return
+                return
+            place.taken.add((frame.kind, step))
+            self.patience.seen.append(at - place.asked)
+            self.roster.heard(j, place.plan.address.round, place.step, at - place.asked)
 
-    def _handle(self, event: Event) -> None:
-        j = self.roster.index(event.session)
-        match event.kind:
-            case "came":
-                self.roster.came(event.session)
-            case "went":
-                self.roster.went(event.session)
-                if j in self.places and self.places[j].session is event.session:
-                    self._drop(j, event.why)
-            case "frame" if j in self.places and self.places[j].session is event.session and event.frame is not None:
-                inbox = self.places[j].inbox
-                inbox.append(event.frame)
-                if len(inbox) > AHEAD:
-                    self._drop(j, "it sends more than it is asked for")
+    def _handle(self, event: Event | None) -> None:
+        if event is None:
+            return
+        session, frame = event.session, event.frame
+        if event.kind == "frame" and frame is not None and frame.kind == "Ready":
+            try:
+                self.roster.enrol(session, frame.words.get("samples"))
+            except ContractError as error:
+                session.send("Refused", {"why": str(error)})
+                session.close()
+            return
+        j = self.roster.index(session)
+        place = None if j is None else self.places.get(j)
+        if event.kind == "went":
+            self.roster.went(session)
+        if j is None or place is None or place.session is not session:
+            return
+        if event.kind == "went":
+            self._drop(j, event.why)
+        elif frame is not None:
+            place.inbox.append((frame, event.at))
+            if len(place.inbox) > AHEAD:
+                self._drop(j, "it sends more than it is asked for")
 
     def _drop(self, j: int, why: str, fault: bool = True) -> None:
         place = self.places.pop(j)
         at = place.plan.address
         place.session.send("Stop", {"round": at.round, "attempt": at.attempt, "why": why})
         if fault:
-            self.faults.append(f"{self.roster.names[j]}: {why}")
+            self._faults.append(f"{self.roster.names[j]}: {why}")
+            self.roster.entries[j].drops += 1
+
+
+def _share(quorum: float, clients: int) -> int:
+    return max(1, math.ceil(quorum * clients - 1e-9))

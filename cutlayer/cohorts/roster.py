@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from cutlayer.errors import ContractError
+from cutlayer.errors import ContractError, StoreError, is_whole
+from cutlayer.files import write_aside
 from cutlayer.net.hub import Session
+
+FILE = "roster.json"
 
 
 @dataclass
@@ -17,75 +23,104 @@ class Entry:
     name: str
     samples: int
     round: int = 0
-    step: int = 0
+    step: int = 0  # -1: it has reported
     seconds: float = 0.0  # from the last question to its answer
     drops: int = 0
 
 
+class Sizes(Sequence[int]):
+    """|D_j| of every client, also of those that come later."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self._entries = entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, j: Any) -> Any:
+        return self._entries[j].samples
+
+
 @dataclass
 class Roster:
-    """`names[j]` is client j. Until `fixed`, clients are numbered by name, so that it does not matter who came first;
-    afterwards newcomers are put at the end."""
+    """`names[j]` is client j. Until `fix`, clients are numbered by name, so that it does not matter who came first;
+    afterwards newcomers are put at the end. `path`: where it is written down, so that a run goes on with the same
+    numbers."""
 
+    path: Path | None = None
     entries: list[Entry] = field(default_factory=list)
     sessions: dict[int, Session] = field(default_factory=dict)
     fixed: bool = False
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
+        self.sizes = Sizes(self.entries)
+        if self.path is not None and self.path.exists():
+            try:
+                known = json.loads(self.path.read_bytes())
+                self.entries += [Entry(str(one["name"]), int(one["samples"])) for one in known]
+            except (ValueError, TypeError, KeyError) as error:
+                raise StoreError(f"{self.path}: damaged: {error}") from error
+            self.fixed = True
 
     @property
-    def names(self) -> Sequence[str]:
+    def names(self) -> list[str]:
         return [entry.name for entry in self.entries]
 
     @property
-    def sizes(self) -> Sequence[int]:
-        return [entry.samples for entry in self.entries]
-
-    @property
     def connected(self) -> list[int]:
-        return sorted(self.sessions)
-
-    def enrol(self, name: str, samples: int) -> None:
-        """A client that greets, for the first time or again."""
         with self._lock:
-            known = next((entry for entry in self.entries if entry.name == name), None)
-            if known is None:
+            return sorted(self.sessions)
+
+    def enrol(self, session: Session, samples: Any) -> None:
+        """A client is ready, for the first time or again."""
+        name = session.name
+        if not (is_whole(samples) and 1 <= samples < 2**48):
+            raise ContractError(f"client {name}: samples = {samples!r}: expected a whole number, at least 1")
+        with self._lock:
+            j = self.index(session)
+            if j is None:
                 self.entries.append(Entry(name, samples))
-            elif known.samples != samples and self.fixed:
+                self._save()
+            elif self.entries[j].samples != samples and self.fixed:
+                known = self.entries[j].samples
                 raise ContractError(
-                    f"client {name}: {samples} samples, where it had {known.samples}; expected the same data all through"
-                    " a run"
+                    f"client {name}: {samples} samples, where it had {known}; expected the same data all through a run"
                 )
             else:
-                known.samples = samples
+                self.entries[j].samples = samples
+            number = self.index(session)
+            assert number is not None
+            if session.alive:
+                self.sessions[number] = session
 
     def fix(self) -> None:
         """The run begins: numbers are given."""
         with self._lock:
-            if not self.fixed:
-                named = {self.entries[j].name: session for j, session in self.sessions.items()}
-                self.entries.sort(key=lambda entry: entry.name)
-                self.sessions = {self._number(name): session for name, session in named.items()}
-                self.fixed = True
+            if self.fixed:
+                return
+            there = list(self.sessions.values())
+            self.entries.sort(key=lambda entry: entry.name)
+            numbers = {entry.name: j for j, entry in enumerate(self.entries)}
+            self.sessions = {numbers[session.name]: session for session in there}
+            self.fixed = True
+            self._save()
 
-    def index(self, session: Session) -> int:
+    def index(self, session: Session) -> int | None:
         with self._lock:
-            return self._number(session.name)
-
-    def came(self, session: Session) -> None:
-        with self._lock:
-            self.sessions[self._number(session.name)] = session
+            return next((j for j, entry in enumerate(self.entries) if entry.name == session.name), None)
 
     def went(self, session: Session) -> None:
         with self._lock:
-            j = self._number(session.name)
-            if self.sessions.get(j) is session:
+            j = self.index(session)
+            if j is not None and self.sessions.get(j) is session:
                 del self.sessions[j]
 
     def heard(self, j: int, round: int, step: int, seconds: float) -> None:
         entry = self.entries[j]
         entry.round, entry.step, entry.seconds = round, step, seconds
 
-    def _number(self, name: str) -> int:
-        return self.names.index(name)
+    def _save(self) -> None:
+        if self.path is not None and self.fixed:
+            words = [{"name": entry.name, "samples": entry.samples} for entry in self.entries]
+            write_aside(self.path, json.dumps(words, indent=1).encode())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+from cutlayer.errors import RoundAbandoned
 from cutlayer.messages import Attached, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.waves import Wave
 
@@ -32,3 +33,25 @@ class Cohort(Protocol):
 
     def close(self, clients: Sequence[int]) -> Sequence[Report]:
         """The trained fronts of these clients."""
+
+
+class Muster(NamedTuple):
+    """Who could take part in a round, how many are to be selected, and how many must finish it for it to count."""
+
+    there: Sequence[int]
+    select: int
+    quorum: int = 1
+
+
+@runtime_checkable
+class Comes(Protocol):
+    """Clients that come and go as they like."""
+
+    def muster(self, n: int) -> Muster:
+        """Wait until there are enough for a round."""
+
+    def again(self, error: RoundAbandoned, attempt: int) -> None:
+        """A round did not count. It will be tried again, unless this raises."""
+
+    def faults(self) -> tuple[str, ...]:
+        """What went wrong since this was last asked, and with whom."""

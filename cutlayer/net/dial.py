@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from torch import Tensor
 
-from cutlayer.errors import ContractError, FrameError
+from cutlayer.errors import AuthError, FrameError
 from cutlayer.net.frames import Code, Frame, Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
@@ -19,7 +19,7 @@ FIRST, LONGEST = 0.5, 30.0  # seconds: the back-off's first bound, and its last
 PATIENCE = 20.0  # seconds for a welcome
 
 
-class Refused(ContractError):
+class Refused(AuthError):
     """The server does not want this client; trying again would not help."""
 
 

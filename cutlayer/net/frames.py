@@ -35,7 +35,6 @@ DTYPES = {
     "int64": torch.int64,
     "int32": torch.int32,
     "uint8": torch.uint8,
-    "bool": torch.bool,
 }
 Code = Literal["raw", "float16", "int8"]
 

@@ -36,6 +36,7 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
+UNREAD = 4  # frames of a client that wait to be taken; it can send no more until they are
 Admit = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(name, words of its greeting) -> words of the answer; a ContractError refuses it, with its text as the reason."""
 
@@ -48,6 +49,7 @@ class Event:
     session: Session
     frame: Frame | None = None
     why: str = ""
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Session:
     reader: Reader
     check: bool  # frames carry a checksum: no TLS guards them
     out: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNREAD))
     up: int = 0  # bytes
     down: int = 0
     since: float = field(default_factory=time.monotonic)
@@ -77,9 +80,16 @@ class Session:
         """After what has been sent."""
         self._put(None)
 
+    def taken(self) -> None:
+        """One of its frames is no longer waiting."""
+        self._soon(self.room.release)
+
     def _put(self, piece: bytes | None) -> None:
+        self._soon(lambda: self.out.put_nowait(piece))
+
+    def _soon(self, act: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the stream
-            self.loop.call_soon_threadsafe(self.out.put_nowait, piece)
+            self.loop.call_soon_threadsafe(act)
 
 
 class Hub:
@@ -99,12 +109,15 @@ class Hub:
         if (error := self._ready.get()) is not None:
             raise ContractError(f"listen = {self.listen!r}: {error}; expected HOST:PORT that is free") from error
 
-    def next(self, timeout: float | None) -> Event | None:
+    def next(self, timeout: float) -> Event | None:
         """The next thing that happened, or None after `timeout` seconds."""
         try:
-            return self._events.get(timeout=timeout)
+            event = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
         except queue.Empty:
             return None
+        if event.kind == "frame":
+            event.session.taken()
+        return event
 
     def stop(self, grace: float = 2.0) -> None:
         """Let what has been sent go out, then end all streams."""
@@ -200,6 +213,7 @@ class Hub:
                 session.up += len(piece)
                 frame = session.reader.read(piece)
                 if frame is not None and session.alive:
+                    await session.room.acquire()
                     self._events.put(Event("frame", session, frame))
         except FrameError as error:
             why = f"it sent {error}"

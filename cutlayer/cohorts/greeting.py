@@ -1,0 +1,72 @@
+"""The first words on a stream: a client's Hello, the server's Welcome. Both hold the other to what was agreed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from torch import nn
+
+from cutlayer.cut import Layout, blocks_of
+from cutlayer.errors import FrameError
+from cutlayer.net.frames import VERSION, Code
+from cutlayer.rng import Randomness
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`name` counts only where no certificate says it."""
+
+    version: int = VERSION
+    name: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client must know before its first plan.
+
+    `run`: whose it is. `model`: a name and parameters, where both sides can build it. `front`: a digest of the client's
+    blocks. `seen`: how a model sees stored rows, and `class_names` what labels stand for, where the task says so.
+    """
+
+    run: str
+    cuts: tuple[int, int]
+    labels: Literal["send", "stay"]
+    dtype: str
+    front: str
+    randomness: Randomness
+    code: Code
+    zstd: bool
+    model: dict[str, Any] | None = None
+    shape: tuple[int, ...] = ()
+    classes: int | None = None
+    task: str | None = None
+    seen: dict[str, Any] | None = None
+    class_names: tuple[str, ...] = ()
+    version: int = VERSION
+
+
+def read(words: dict[str, Any], kind: type[Any]) -> Any:
+    """Words as a Hello or a Welcome."""
+    if words.get("version") != VERSION:
+        raise FrameError(f"protocol version {words.get('version')!r}, expected {VERSION}: install the same cutlayer")
+    try:
+        return msgspec.convert(words, kind)
+    except msgspec.ValidationError as error:
+        raise FrameError(f"a {kind.__name__} that cannot be: {error}") from error
+
+
+def words(said: Hello | Welcome) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(said)
+    return found
+
+
+def digest(model: nn.Module, layout: Layout, cut: int) -> str:
+    """Of the client's blocks, as far as their text and their tensors' names, shapes and types tell."""
+    blocks = blocks_of(model)
+    found = hashlib.blake2b(digest_size=8)
+    for index in layout.client(cut):
+        tensors: Sequence[Any] = [*blocks[index].named_parameters(), *blocks[index].named_buffers()]
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+        found.update(repr((index, str(blocks[index]), shapes)).encode())
+    return found.hexdigest()

@@ -1,0 +1,211 @@
+"""Training over a network, a client's side: dial out, train the front whenever asked, come back when the stream breaks.
+
+A client never knows the scheme: what it does is in the plans it gets."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cutlayer import store
+from cutlayer.cohorts.contract import agreed
+from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
+from cutlayer.cut import Layout, blocks_of, device_of
+from cutlayer.data.source import Source, source
+from cutlayer.errors import ContractError, FrameError, TransportError, expect
+from cutlayer.flat import Half, Style, Vectors
+from cutlayer.messages import Loss
+from cutlayer.net import identity
+from cutlayer.net.dial import Gone, Line, waits
+from cutlayer.net.frames import DTYPES, Frame
+from cutlayer.own import Own
+from cutlayer.remote import Limits, Remote
+
+SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
+Say = Callable[[str], None]
+Load = Callable[[Welcome], tuple[nn.Module, Source]]
+"""Model and data, once the server has said what it trains."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a client ends with: its last round, and the front (with the last block, where labels stay), if given."""
+
+    rounds: int
+    front: nn.Sequential | None
+    path: Path | None
+
+
+def join(
+    server: str,
+    data: Any,
+    *,
+    model: nn.Module,
+    certs: str | Path | None = None,
+    name: str = "",
+    out: str | Path = "joined",
+    loss: Loss = functional.cross_entropy,
+    limits: Limits = Limits(),
+    patience: float = 3600.0,
+    device: str | torch.device = "cpu",
+    insecure: bool = False,
+    say: Say = lambda line: None,
+) -> Joined:
+    """Take part in the training of `cl.serve`, until it ends.
+
+    server     HOST:PORT
+    data       (x, y) or a map-style dataset: what this client holds, and never sends
+    model      the whole model, as the server has it; only the client's blocks are trained here
+    certs      this client's folder of `cutlayer certs client`; its name is in the certificate
+    name       where there are no certificates
+    out        a folder for what this client keeps between rounds, and for the front at the end
+    loss       where labels stay with the client
+    limits     what a server may ask of this client
+    patience   seconds without a server before giving up
+    insecure   dial another machine without certificates
+    say        called with a line when something happens
+    """
+
+    def load(welcome: Welcome) -> tuple[nn.Module, Source]:
+        return copy.deepcopy(model), source(data, DTYPES[welcome.dtype], "data")
+
+    return Joining(server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say)()
+
+
+@dataclass
+class Joining:
+    """One client's way through a run."""
+
+    server: str
+    load: Load
+    certs: str | Path | None
+    name: str
+    out: Path
+    loss: Loss
+    limits: Limits
+    patience: float
+    device: torch.device
+    insecure: bool
+    say: Say
+
+    def __post_init__(self) -> None:
+        host, _, port = self.server.rpartition(":")
+        expect(bool(host) and port.isdigit(), "server", self.server, "HOST:PORT")
+        expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
+        if self.certs is None and not self.insecure and host not in ("127.0.0.1", "localhost", "[::1]"):
+            raise ContractError(
+                f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
+            )
+        self.who = None if self.certs is None else identity.read(Path(self.certs))
+        self.name = self.name if self.who is None else self.who.name
+        identity.check_name(self.name)
+        self.remote: Remote | None = None
+        self.welcome: Welcome | None = None
+
+    def __call__(self) -> Joined:
+        pauses, heard = waits(), time.monotonic()
+        while True:
+            line = Line(self.server, self.who)
+            try:
+                self._greet(line)
+                pauses, heard = waits(), time.monotonic()
+                while (frame := line.receive()).kind != "Bye":
+                    heard = time.monotonic()
+                    self._answer(line, frame)
+                return self._end(frame)
+            except Gone as error:
+                if self.remote is not None:
+                    self.remote.plan = None
+                gone = time.monotonic() - heard
+                if gone > self.patience:
+                    raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}") from error
+                pause = next(pauses)
+                self.say(f"{self.server}: {error}; trying again in {pause:.1f} s")
+                time.sleep(pause)
+            finally:
+                line.close()
+
+    def _greet(self, line: Line) -> None:
+        welcome: Welcome = read(line.greet(words(Hello(name=self.name))), Welcome)
+        if self.welcome is None or welcome != self.welcome:
+            self.remote, self.welcome = self._begin(welcome), welcome
+        assert self.remote is not None
+        line.reader.limit = self.remote.limit
+        line.send("Ready", {"samples": len(self.remote.source)})
+        self.say(f"{self.server}: connected as {self.name}, {len(self.remote.source)} samples")
+
+    def _begin(self, welcome: Welcome) -> Remote:
+        """The model and the data, held against what the server says."""
+        model, rows = self.load(welcome)
+        expect(len(rows) > 0, "data", "no rows", "at least one row")
+        layout = Layout(len(blocks_of(model)), tail=int(welcome.labels == "stay"))
+        mine = digest(model, layout, welcome.cuts[1])
+        expect(mine == welcome.front, "model", f"front {mine}", f"the server's, {welcome.front}: the same blocks")
+        try:
+            contract = agreed(model, welcome.cuts, layout, rows, welcome.classes, self.device)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a model may raise
+            raise ContractError(f"data: the model does not accept its rows: {error}") from error
+        if welcome.classes is not None:
+            rows.expect_classes(welcome.classes)
+        own = Own(self.out / welcome.run / self.name)
+        style = Style(welcome.randomness, None)
+        return Remote(model, layout, contract, rows, self.loss, own, self.limits, self.device, style)
+
+    def _answer(self, line: Line, frame: Frame) -> None:
+        remote, welcome = self.remote, self.welcome
+        assert remote is not None and welcome is not None
+        if frame.kind == "Refused":
+            raise ContractError(f"the server refuses: {frame.words.get('why')}")
+        if frame.kind == "Stop":
+            self.say(f"round {frame.words.get('round')}: the server goes on without us: {frame.words.get('why')}")
+        before = remote.round
+        for kind, said, tensors in remote.answer(frame):
+            line.send(kind, said, tensors, welcome.code if kind in SHORT else "raw", welcome.zstd)
+            if kind == "Report":
+                self.say(f"round {said['at'][0]}: reported")
+        if remote.round != before:
+            self.say(f"round {remote.round}: {remote.steps} steps")
+        line.reader.limit = remote.limit
+
+    def _end(self, frame: Frame) -> Joined:
+        """The run is over: the front, if there is one, in a file that `cl.load` reads."""
+        remote, welcome = self.remote, self.welcome
+        assert remote is not None and welcome is not None
+        if why := frame.words.get("why"):
+            self.say(f"the server ends the run: {why}")
+        cut = frame.words.get("cut")
+        vectors = frame.tensors
+        kept = remote.own.latest()
+        if not vectors and "w" in kept:  # the front is ours anyway
+            vectors, cut = tuple(kept[name] for name in Vectors._fields), welcome.cuts[0]
+        if not vectors:
+            return Joined(remote.round, None, None)
+        if not isinstance(cut, int) or cut not in remote.contract.sizes or len(vectors) != 3:
+            raise FrameError("a last front that cannot be")
+        blocks = blocks_of(remote.model)
+        which = remote.layout.client(cut)
+        twin = copy.deepcopy(blocks)
+        part = Half([twin[index] for index in which], device_of(twin))
+        for vector, size, dtype in zip(vectors, part.sizes, part.dtypes, strict=True):
+            if tuple(vector.shape) != (size,) or vector.dtype != dtype:
+                raise FrameError(f"a last front of {vector.dtype} {tuple(vector.shape)}, expected {dtype} {size}")
+        part.write(Vectors(*vectors))
+        front = nn.Sequential(*(twin[index] for index in sorted(which)))
+        path = self.out / welcome.run / self.name / "front.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"model": welcome.model, "shape": list(welcome.shape), "classes": welcome.classes, "cut": cut}
+        if welcome.model is None or remote.layout.tail:
+            about = {}
+        said = {"cutlayer": json.dumps({**about, "part": "front"})} if about else {}
+        store.save_model(path, front.state_dict(), said)
+        self.say(f"the run is over; the front is in {path}")
+        return Joined(remote.round, front.eval(), path)
