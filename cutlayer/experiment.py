@@ -9,7 +9,7 @@ import json
 import platform
 import resource
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,12 +22,14 @@ from cutlayer import blocks, journal, sharing, store
 from cutlayer import config as text
 from cutlayer._version import __version__
 from cutlayer.clock import Clock
+from cutlayer.cohorts.elsewhere import Elsewhere
+from cutlayer.cohorts.seam import Comes
 from cutlayer.config import Config
 from cutlayer.cut import halves
 from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
 from cutlayer.models import MODELS
-from cutlayer.population import load_data, populate
+from cutlayer.population import load_data, populate, tested
 from cutlayer.ranks import join
 from cutlayer.records import Global, Round
 from cutlayer.rng import EVERYBODY, address, callers_randomness
@@ -48,16 +50,17 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
     return model
 
 
-def assemble(config: Config, warm: bool = True) -> Run:
-    """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`."""
+def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = None) -> Run:
+    """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
+    `elsewhere`: clients on other machines; what is here of the task is to test on."""
     data = load_data(config)
-    clients, test = populate(config, data)
     model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))
+    held, test = populate(config, data) if elsewhere is None else (None, tested(data))
     return rounds(
         model,
-        clients,
+        held if elsewhere is None else elsewhere,  # type: ignore[arg-type]
         test=test,
         cut=config.cut,
         scheme=config.part("scheme"),
@@ -97,15 +100,25 @@ class Experiment:
         self.config, self.out, self.run, self.history, self._lock = config, out, run, history, lock
 
     @classmethod
-    def start(cls, config: Config, out: Path, overwrite: bool = False) -> Experiment:
-        """A new run. Whatever is wrong with the config or the data is said before anything is written."""
+    def start(
+        cls,
+        config: Config,
+        out: Path,
+        overwrite: bool = False,
+        elsewhere: Elsewhere | None = None,
+        beside: Mapping[str, bytes] = {},
+    ) -> Experiment:
+        """A new run. Whatever is wrong with the config or the data is said before anything is written.
+        `beside`: files to put beside the config."""
         if config.init and overwrite and out.resolve() in Path(config.init).resolve().parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
-        run = in_turn(join(config.ranks), lambda: assemble(config))
+        run = in_turn(join(config.ranks), lambda: assemble(config, elsewhere=elsewhere))
         config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
 
         def claim() -> store.Lock:
             store.claim(out, "config.toml", text.dump(config), overwrite)
+            for name, content in beside.items():
+                write_aside(out / name, content)
             write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
             lock = store.Lock(out)
             run.setup.shelf.place(out / store.SPILL)
@@ -115,18 +128,16 @@ class Experiment:
         return cls(config, out, run, [], at_root(run.setup.team, claim))
 
     @classmethod
-    def resume(cls, out: Path) -> Experiment:
+    def resume(cls, out: Path, elsewhere: Elsewhere | None = None) -> Experiment:
         """A run that was interrupted, or is complete: from its newest whole checkpoint."""
-        if not (out / "config.toml").exists():
-            raise StoreError(f"{out} holds no run: no config.toml in it")
-        config = text.parse(text.read(out / "config.toml"))
+        config = read_config(out)
         team = join(config.ranks)
         lock = at_root(team, lambda: store.Lock(out))
         rounds_done = len(journal.read(out / "journal.jsonl"))
-        run = in_turn(team, lambda: assemble(config, warm=False))
+        run = in_turn(team, lambda: assemble(config, False, elsewhere))
         found = store.load(out, run.state, rounds_done) if team.root else None
         if team.root and found is None:
-            run = assemble(config)
+            run = assemble(config, True, elsewhere)
             if rounds_done:
                 warnings.warn(f"{out}: no checkpoint of its rounds; starting again", store.LostJournal, stacklevel=2)
             store.save(out, run.state)
@@ -179,11 +190,13 @@ class Experiment:
         front, back = halves(model, lo)
         data = load_data(self.config)
         about = {"model": self.config.model, "shape": list(data.shape), "classes": data.classes, "cut": lo}
-        for part, module in (("model", model), ("front", front), ("back", back)):
+        kept = self.run.setup.scheme.carry == "keep" and isinstance(self.run.setup.cohort, Comes)
+        known = {"model": model, "front": front, "back": back} if not kept else {"back": back}  # of what is known here
+        for part, module in known.items():
             words = {"cutlayer": json.dumps({**about, "part": part})}
             store.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
         self._save_fronts(lo, {"cutlayer": json.dumps({**about, "part": "front"})})
-        self._summarise("complete", sha256=store.digest(model.state_dict()))
+        self._summarise("complete", sha256=store.digest(next(iter(known.values())).state_dict()))
 
     def _save_fronts(self, cut: int, words: dict[str, str]) -> None:
         """The front of every client that keeps one."""
@@ -217,6 +230,13 @@ class Experiment:
             "machine": f"{platform.system()} {platform.machine()}",
         }
         write_aside(self.out / "summary.json", json.dumps(summary, indent=1).encode())
+
+
+def read_config(out: Path) -> Config:
+    """The config of a run directory."""
+    if not (out / "config.toml").exists():
+        raise StoreError(f"{out} holds no run: no config.toml in it")
+    return text.parse(text.read(out / "config.toml"))
 
 
 def _peak_memory() -> float:

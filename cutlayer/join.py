@@ -105,7 +105,7 @@ class Joining:
             raise ContractError(
                 f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
             )
-        self.who = None if self.certs is None else identity.read(Path(self.certs))
+        self.who = None if self.certs is None else identity.read(Path(self.certs), self.name)
         self.name = self.name if self.who is None else self.who.name
         identity.check_name(self.name)
         self.remote: Remote | None = None

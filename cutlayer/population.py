@@ -64,6 +64,11 @@ def populate(config: Config, data: Dataset) -> tuple[Population, View | Populati
     return train, test
 
 
+def tested(data: Dataset) -> View | None:
+    """The task's test rows, where there are some."""
+    return View(data.test, np.arange(len(data.test)), data.plain) if len(data.test) else None
+
+
 def _shared(data: Dataset) -> Literal["all", "some"] | None:
     """Whether those who own test rows own training rows too, as in LEAF's split by sample: all, some or none of them.
 

@@ -136,7 +136,7 @@ class Service:
             seen=None if self.about.seen is None else dict(self.about.seen),
             class_names=self.about.class_names,
         )
-        who = None if net.certs is None else identity.read(net.certs)
+        who = None if net.certs is None else identity.read(net.certs, "server")
         self.hub = Hub(net.listen, who, self._admit, self._revoked)
         self.roster = Roster(self.roster_path)
         rules = Rules(net.min_clients, self._select, net.over_selection, net.quorum, net.attempts, net.code, net.zstd)
@@ -188,7 +188,7 @@ class Service:
         return words(self.welcome)
 
     def _revoked(self) -> set[str]:
-        return set() if self.net.certs is None else identity.revoked(self.net.certs)
+        return set() if self.net.certs is None else identity.revoked(identity.place(self.net.certs, "server"))
 
     def _select(self, there: int) -> int:
         wanted = self.participation

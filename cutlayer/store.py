@@ -6,6 +6,7 @@
     checkpoints/kept/    client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
     fronts/              client-17.safetensors: the front of each client that keeps its own, at the end
     summary.json         what came out                        report.html, curves.png              the picture
+    serve.toml           how clients elsewhere are served     roster.json       who they are, by number
 
 A checkpoint is written aside, synced, then renamed: it is there whole or not at all. The last two are kept.
 """
@@ -41,7 +42,7 @@ HEADER = "# Written by cutlayer: the whole text of this run.\n"
 _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
-        *("checkpoints", "journal.jsonl", "summary.json", "blocks.json"),
+        *("checkpoints", "journal.jsonl", "summary.json", "blocks.json", "serve.toml", "roster.json"),
         *("model.safetensors", "front.safetensors", "back.safetensors", "fronts"),
         *_REPORT,
     ),

@@ -1,4 +1,4 @@
-"""The command line: `cutlayer run | compare | resume | report | list | partition | clock | costs | bench | doctor`."""
+"""The command line: `cutlayer run | compare | resume | report | serve | join | certs | list | partition | ...`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 from cutlayer import heap
 from cutlayer._version import __version__
-from cutlayer.cli import bench, clock, costs, doctor, listing, partition, train
+from cutlayer.cli import bench, certs, clock, costs, doctor, listing, partition, serve, train
 from cutlayer.cli.flags import Parser
 from cutlayer.errors import CutlayerError, Diverged
 from cutlayer.ranks import leave
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="cutlayer", description=ABOUT)
     top.add_argument("--version", action="version", version=f"cutlayer {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (train, listing, partition, clock, costs, bench, doctor):
+    for module in (train, serve, certs, listing, partition, clock, costs, bench, doctor):
         module.add(commands)
     return top
 

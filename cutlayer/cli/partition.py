@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from cutlayer.cli import flags
 from cutlayer.cli.progress import console
 from cutlayer.data import partition_file
 from cutlayer.data.parts import Parts, divergence, histograms
+from cutlayer.data.rows import Rows
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.files import write_aside
 from cutlayer.population import divided, load_data
@@ -33,6 +35,7 @@ examples:
   cutlayer partition --clients 20 --shards 2 --out parts.json         digits, two shards each, written down
   cutlayer partition --task femnist --natural --data-dir DATA         one client a writer
   cutlayer partition --partition file --partition.path parts.json     a published partition, looked at
+  cutlayer partition --clients 4 --export parts      parts/client-0.npz, ...: to try `serve` and `join` on one machine
 """
 FIELDS = (
     *("task", "data_dir", "data", "data_test", "x_column", "y_column", "owner_column", "layout", "image_size"),
@@ -61,6 +64,9 @@ def add(commands: Any) -> None:
     command.add_argument("--out", metavar="FILE", help="write the parts: .json or .npz")
     command.add_argument("--png", metavar="FILE", help="where to draw them (default: partition.png)")
     command.add_argument("--json", metavar="FILE", help="write the figures")
+    command.add_argument(
+        "--export", metavar="FOLDER", help="write each client's rows: client-0.npz, ... for `join --data`"
+    )
     flags.add_config(command, FIELDS)
     command.set_defaults(run=_partition)
 
@@ -90,8 +96,21 @@ def _partition(args: argparse.Namespace) -> int:
     if args.json:
         write_aside(Path(args.json), json.dumps(_figures(counts), indent=1).encode())
         wrote.append(Path(args.json))
+    if args.export:
+        wrote.append(_export(Path(args.export), rows, parts))
     console.print("wrote " + ", ".join(str(path) for path in wrote), markup=False, soft_wrap=True)
     return 0
+
+
+def _export(folder: Path, rows: Rows, parts: Parts) -> Path:
+    """Each client's rows in a file of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with console.status(f"writing {folder}"):
+        for j, part in enumerate(parts):
+            held = io.BytesIO()
+            np.savez(held, x=rows.x[part], y=rows.y[part])
+            write_aside(folder / f"client-{j}.npz", held.getvalue())
+    return folder
 
 
 def _values(args: argparse.Namespace) -> dict[str, Any]:

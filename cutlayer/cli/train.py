@@ -46,7 +46,7 @@ examples:
   cutlayer compare --schemes sflv1 sflv2 cyclesfl --protocol cyclesl --optimizer adam --rounds 300 --out runs/cycle
 """
 RESUME = """\
-Continue a run or a comparison that was interrupted, from its newest whole checkpoint. The result is the same,
+Continue a run, a comparison or a server that was interrupted, from its newest whole checkpoint. The result is the same,
 bit for bit, as if it had never been interrupted.
 """
 REPORT = """\
@@ -83,6 +83,9 @@ def add(commands: Any) -> None:
         command.add_argument("folder", metavar="RUN", help="the folder given as --out")
         _quiet(command)
     _jobs(resume)
+    resume.add_argument(
+        "--ui", nargs="?", const=7480, type=int, metavar="PORT", help="of a run that serves: a page to watch (7480)"
+    )
     resume.set_defaults(run=_resume)
     report.set_defaults(run=_report)
 
@@ -118,20 +121,20 @@ def _train(experiment: Experiment, quiet: bool) -> int:
     if team.size > 1:
         signal.signal(signal.SIGTERM, _stopped)
     if not quiet:
-        console.print(_headline(experiment), soft_wrap=True)
+        console.print(headline(experiment), soft_wrap=True)
     try:
         for _ in progress.follow(experiment, quiet):
             pass
     except RankLost as error:
         raise RankLost(f"{error}; `cutlayer resume {experiment.out}` goes on from the last round") from error
-    return _show(experiment.out, quiet) if team.root else 0
+    return show(experiment.out, quiet) if team.root else 0
 
 
 def _stopped(*_: object) -> None:
     raise RankLost("told to stop, as torchrun does when another rank has ended")
 
 
-def _headline(experiment: Experiment) -> str:
+def headline(experiment: Experiment) -> str:
     config, clients = experiment.config, len(experiment.run.setup.sizes)
     parts = [f"{key} {text.words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
     backend = f"backend {experiment.run.setup.backend.words}"
@@ -185,7 +188,7 @@ def _all_used(values: dict[str, Any], comparison: compare.Comparison) -> None:
 
 def _train_all(comparison: compare.Comparison, out: Path, args: argparse.Namespace) -> int:
     progress.follow_all(compare.train_all(comparison, out, args.jobs), args.quiet)
-    _show(out, args.quiet)
+    show(out, args.quiet)
     summaries = [store.read_summary(compare.folder(out, m, seed)) for m, seed in comparison.runs()]
     return 3 if all(summary and summary["status"] == "diverged" for summary in summaries) else 0
 
@@ -194,13 +197,17 @@ def _resume(args: argparse.Namespace) -> int:
     out = Path(args.folder)
     if (out / "compare.toml").exists():
         return _train_all(compare.read(out), out, args)
+    if (out / "serve.toml").exists():
+        from cutlayer.cli import serve  # it builds on this module
+
+        return serve.resume(args, out)
     with console.status(f"reading {out}"):
         experiment = Experiment.resume(out)
     return _train(experiment, args.quiet)
 
 
 def _report(args: argparse.Namespace) -> int:
-    return _show(Path(args.folder), args.quiet)
+    return show(Path(args.folder), args.quiet)
 
 
 def _result(summary: dict[str, Any]) -> str:
@@ -219,7 +226,7 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f} %"
 
 
-def _show(out: Path, quiet: bool) -> int:
+def show(out: Path, quiet: bool) -> int:
     """The table on the terminal, and the files beside the run."""
     if not out.is_dir():
         raise StoreError(f"{out}: no such folder")

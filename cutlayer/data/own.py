@@ -33,17 +33,17 @@ class Own:
     size: int | None = None
 
     def load(self) -> Dataset:
-        bundle = self._read(Path(self.path))
+        bundle = self.read(Path(self.path))
         if self.test is not None:
-            other = self._read(Path(self.test))
+            other = self.read(Path(self.test))
             bundle = Bundle(bundle.train, _renamed(bundle, other, self.test), bundle.class_names)
         train = bundle.train
         expect(len(train) > 0, "data", self.path, "at least one row")
         classes = len(bundle.class_names) or _classes(self, train, bundle.test)
-        how = _seen(train)
+        how = seen_as(train)
         return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
 
-    def _read(self, path: Path) -> Bundle:
+    def read(self, path: Path) -> Bundle:
         if not path.exists():
             raise StoreError(f"data = {str(path)!r}: no such folder or file")
         forms = [
@@ -82,7 +82,7 @@ def _classes(own: Own, train: Rows, test: Rows) -> int:
     return most + 1
 
 
-def _seen(rows: Rows) -> Transform:
+def seen_as(rows: Rows) -> Transform:
     """How a model sees the rows, from what they are."""
     if rows.x.dtype == np.uint8 and rows.x.ndim == 4:
         return Pixels()
@@ -95,7 +95,7 @@ def _renamed(first: Bundle, other: Bundle, path: str) -> Rows:
     if rows.x.shape[1:] != first.train.x.shape[1:]:
         shapes = rows.x.shape[1:], first.train.x.shape[1:]
         raise ContractError(f"data_test = {path!r}: rows of shape {shapes[0]}, expected {shapes[1]} as in data")
-    if _seen(rows) != _seen(first.train):
+    if seen_as(rows) != seen_as(first.train):
         kinds = rows.x.dtype, first.train.x.dtype
         raise ContractError(f"data_test = {path!r}: rows of {kinds[0]}, expected {kinds[1]} as in data")
     named = ["names" if names else "numbers" for names in (other.class_names, first.class_names)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import functional
+
+from cutlayer.errors import ContractError, unknown
 
 Draw = Callable[[], np.random.Generator]
 """The generator at a batch's address; made only where something is drawn."""
@@ -71,6 +74,26 @@ class Features:
     def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
         x = x.to(dtype)
         return x if self.mean == 0 and self.std == 1 else (x - self.mean) / self.std
+
+
+KINDS: dict[str, type[Pixels] | type[Codes] | type[Features]] = {"pixels": Pixels, "codes": Codes, "features": Features}
+
+
+def told(transform: Transform) -> dict[str, Any] | None:
+    """A transform in words, where it is one of these."""
+    kind = next((name for name, made in KINDS.items() if type(transform) is made), None)
+    return None if kind is None else {"kind": kind, **{f.name: getattr(transform, f.name) for f in fields(transform)}}  # type: ignore[arg-type]
+
+
+def heard(words: Mapping[str, Any]) -> Transform:
+    """The transform that such words stand for."""
+    kind, numbers = str(words.get("kind")), {name: value for name, value in words.items() if name != "kind"}
+    if kind not in KINDS:
+        raise unknown("kind of rows", kind, KINDS)
+    try:
+        return TypeAdapter(KINDS[kind]).validate_python(numbers)
+    except ValidationError as error:
+        raise ContractError(f"rows seen as {dict(words)}: {error.errors()[0]['msg']}") from error
 
 
 def _moved(x_BCHW: Tensor, pad: int, flip: bool, rng: np.random.Generator) -> Tensor:

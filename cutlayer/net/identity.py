@@ -42,8 +42,9 @@ class Identity:
         return common_name(x509.load_pem_x509_certificate(self.cert))
 
 
-def read(folder: Path) -> Identity:
-    """The identity in a folder of `cutlayer certs`."""
+def read(folder: Path, name: str = "") -> Identity:
+    """The identity in a folder of `cutlayer certs`, or in the one of this name in it."""
+    folder = place(folder, name)
     try:
         key, cert, ca = ((folder / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
     except OSError as error:
@@ -54,6 +55,12 @@ def read(folder: Path) -> Identity:
     except ValueError as error:
         raise StoreError(f"{folder}: a damaged certificate: {error}") from error
     return Identity(key, cert, ca)
+
+
+def place(folder: Path, name: str) -> Path:
+    """The folder itself, or the one of this name in it."""
+    within = bool(name) and not (folder / "key.pem").exists() and (folder / name / "key.pem").exists()
+    return folder / name if within else folder
 
 
 def create(folder: Path, hosts: Sequence[str]) -> list[Path]:
@@ -90,6 +97,15 @@ def revoke(folder: Path, name: str) -> Path:
 def revoked(server: Path) -> set[str]:
     path = server / REVOKED
     return set(path.read_text().split()) if path.exists() else set()
+
+
+def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
+    """Whose certificates are in the folder, and until when they are valid."""
+    certs = sorted(folder.glob("*/cert.pem"))
+    if not certs:
+        raise StoreError(f"{folder}: no certificates in it; expected `cutlayer certs init` first")
+    found = [x509.load_pem_x509_certificate(path.read_bytes()) for path in certs]
+    return [(common_name(cert), cert.not_valid_after_utc) for cert in found]
 
 
 def check_name(name: str) -> None:

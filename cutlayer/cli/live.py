@@ -1,0 +1,87 @@
+"""A run over the network as it goes: who is connected, what each is doing, and what came of it so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import rich.box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cutlayer.cli.progress import Plain, console
+from cutlayer.experiment import Experiment
+from cutlayer.records import Round
+
+if TYPE_CHECKING:
+    from cutlayer.serve import Service
+
+SHOWN = 30  # clients
+
+
+def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Round]:
+    """The rounds of a run, shown as they come."""
+    plain, view = Plain(quiet), View(experiment, service)
+    if quiet or not console.is_terminal:
+        for record in experiment:
+            for fault in record.faults if not quiet else ():
+                print(f"round {record.n}: {fault}", flush=True)
+            plain.say(view.line())
+            yield record
+        return
+    with Live(console=console, refresh_per_second=2, get_renderable=view, transient=True):
+        yield from experiment
+
+
+class View:
+    """What to show now."""
+
+    def __init__(self, experiment: Experiment, service: Service) -> None:
+        self.experiment, self.service = experiment, service
+        self._before: dict[str, tuple[float, int]] = {}
+
+    def __call__(self) -> RenderableType:
+        table = Table(box=rich.box.SIMPLE)
+        table.add_column("client")
+        for name in ("samples", "round", "step", "answers in", "traffic", "drops"):
+            table.add_column(name, justify="right")
+        roster = self.service.roster
+        sessions = dict(roster.sessions)
+        for j, entry in list(enumerate(roster.entries))[:SHOWN]:
+            session = sessions.get(j)
+            step = "done" if entry.step < 0 else str(entry.step + 1)
+            rate = (
+                "away" if session is None else f"{self._rate(entry.name, session.up + session.down) / 2**20:.1f} MiB/s"
+            )
+            place = (str(entry.round or ""), step if entry.round else "")
+            style = "dim" if session is None else ""
+            table.add_row(
+                entry.name,
+                str(entry.samples),
+                *place,
+                f"{1000 * entry.seconds:.0f} ms" if entry.seconds else "",
+                rate,
+                str(entry.drops or ""),
+                style=style,
+            )
+        more = len(roster.entries) - SHOWN
+        return Group(Text(self.line()), table, *([Text(f"and {more} more")] if more > 0 else []))
+
+    def line(self) -> str:
+        """In one line."""
+        history, config, roster = self.experiment.history, self.experiment.config, self.service.roster
+        done = f"{len(history)} of {config.rounds} rounds"
+        accuracy = f", accuracy {100 * history[-1].accuracy:.2f} %" if history and history[-1].accuracy else ""
+        lost = sum(record.lost for record in history)
+        drops = f", {lost} dropped" if lost else ""
+        return f"{self.service.cohort.status}: {done}{accuracy}; {len(roster.connected)} clients{drops}"
+
+    def _rate(self, name: str, total: int) -> float:
+        """Bytes a second since this was last asked."""
+        now = time.monotonic()
+        at, before = self._before.get(name, (now - 1, total))
+        self._before[name] = now, total
+        return max(total - before, 0) / max(now - at, 1e-3)

@@ -1,0 +1,95 @@
+"""From a server's Welcome to a model and rows: what `cutlayer join` does with a path to data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from cutlayer.cohorts.greeting import Welcome
+from cutlayer.config import complete
+from cutlayer.data import cache
+from cutlayer.data.own import Own, seen_as
+from cutlayer.data.rows import Bundle, Rows
+from cutlayer.data.source import Source, View
+from cutlayer.data.tasks import TASKS
+from cutlayer.data.transform import heard, told
+from cutlayer.errors import ContractError, expect
+from cutlayer.experiment import build_model
+from cutlayer.net.frames import DTYPES
+from cutlayer.remote import Limits
+
+
+@dataclass(frozen=True)
+class Guest:
+    """Where this client's rows are, and what to take of them."""
+
+    data: Path
+    limits: Limits
+    x: str = "x"
+    y: str = "y"
+
+    def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
+        return self.model(welcome), self.rows(welcome)
+
+    def model(self, welcome: Welcome) -> nn.Module:
+        """The server's model, by name; how large it is shows before its weights are there."""
+        if welcome.model is None:
+            raise ContractError(
+                "the server trains a model of its own: expected the same one here, with cl.join(model=)"
+            )
+        spec = complete("model", welcome.model)
+        if welcome.classes is None:
+            raise ContractError("the server says no number of classes, which a model by name needs")
+        with torch.device("meta"):
+            size = sum(p.numel() for p in build_model(spec, welcome.shape, welcome.classes, 0).parameters())
+        most = self.limits.parameters
+        expect(
+            size <= most, "the server's model", f"{size:,} parameters", f"at most {most:,}, as --limit-parameters says"
+        )
+        return build_model(spec, welcome.shape, welcome.classes, 0)
+
+    def rows(self, welcome: Welcome) -> Source:
+        """The rows as the server's model sees them: of its shape, with its classes, through its transform."""
+        bundle = self._read(welcome)
+        rows, names = bundle.train, tuple(bundle.class_names)
+        shape = tuple(rows.x.shape[1:])
+        expect(len(rows) > 0, "data", str(self.data), "at least one row")
+        expect(shape == welcome.shape, "data: rows of shape", shape, f"the server's, {welcome.shape}")
+        rows = _named(rows, names, welcome)
+        seen, mine = heard(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
+        kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
+        expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
+        return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")
+
+    def _read(self, welcome: Welcome) -> Bundle:
+        task = TASKS.get(welcome.task or "")
+        if task is not None and task.forms and self.data.is_dir():
+            found = cache.find(welcome.task or "", task.forms, self.data)
+            if found is not None:
+                return found
+        image = len(welcome.shape) == 3 and welcome.shape[1] == welcome.shape[2]
+        own = Own(str(self.data), x=self.x, y=self.y, size=welcome.shape[1] if image else None)
+        return own.read(self.data)
+
+
+def _named(rows: Rows, names: tuple[str, ...], welcome: Welcome) -> Rows:
+    """Labels as the server numbers them, where classes have names."""
+    theirs = welcome.class_names
+    if not names or names == theirs:
+        return rows
+    if theirs:
+        for name in names:
+            expect(name in theirs, "data: class", name, f"one of the server's {', '.join(theirs[:20])}")
+        codes = np.array([theirs.index(name) for name in names], dtype=np.int64)
+        return Rows(rows.x, codes[rows.y], rows.owners, rows.owner_names)
+    expect(
+        len(names) == welcome.classes,
+        "data: classes",
+        f"{len(names)} by name",
+        f"all {welcome.classes}, since the server numbers its classes and has no names for them",
+    )
+    return rows

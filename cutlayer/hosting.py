@@ -1,0 +1,88 @@
+"""A run directory whose clients are on other machines: serve.toml beside config.toml says how they are served."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cutlayer import config as text
+from cutlayer.cohorts import roster
+from cutlayer.config import Config
+from cutlayer.data.transform import told
+from cutlayer.errors import ContractError, StoreError, unknown
+from cutlayer.experiment import Experiment, build_model, read_config
+from cutlayer.population import load_data, tested
+from cutlayer.serve import About, Net, Service
+
+FILE = "serve.toml"
+ALONE = ("devices", "memory_limit", "clients")  # fields of a config that only simulated clients have
+
+
+def start(config: Config, net: Net, out: Path, overwrite: bool = False) -> tuple[Experiment, Service]:
+    """A new run directory, and the service its clients will find."""
+    for field in ALONE:
+        given, default = getattr(config, field), Config.model_fields[field].default
+        if given != default:
+            raise ContractError(f"{field} = {given!r}: clients are on other machines; expected nothing")
+    run = uuid.uuid4().hex
+    config = config.model_copy(update={"backend": "loop"})  # a client elsewhere computes by itself
+    service = _service(config, net, out, run)
+    words = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(net).items()}
+    beside = {FILE: tomli_w.dumps({"run": run, **{k: v for k, v in words.items() if v is not None}}).encode()}
+    return Experiment.start(config, out, overwrite, service.clients, beside), service
+
+
+def resume(out: Path) -> tuple[Experiment, Service]:
+    """A run that was interrupted, with the same clients under the same numbers."""
+    net, run = read(text.read(out / FILE), out / FILE)
+    service = _service(read_config(out), net, out, run)
+    return Experiment.resume(out, service.clients), service
+
+
+def read(values: Mapping[str, Any], path: Path) -> tuple[Net, str]:
+    """The settings in a serve.toml, and whose they are."""
+    given = dict(values)
+    run = given.pop("run", None)
+    if not isinstance(run, str) or not run.isalnum():
+        raise StoreError(f"{path}: damaged: no `run` in it")
+    return settings(given), run
+
+
+def settings(values: Mapping[str, Any]) -> Net:
+    """Settings from plain values, each checked."""
+    known = {field.name: field for field in fields(Net)}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown("setting", name, known)
+        kind = type(known[name].default)
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int)) or name == "certs"
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise ContractError(f"{name} = {value!r}: expected a {kind.__name__}")
+    certs = values.get("certs")
+    return Net(**{**values, **({} if certs is None else {"certs": Path(certs)})})
+
+
+def _service(config: Config, net: Net, out: Path, run: str) -> Service:
+    data = load_data(config)
+    rows = tested(data)
+    seen = data.changed if config.augment else data.plain
+    about = About(config.model, data.shape, config.task, told(seen), tuple(data.class_names))
+    look = rows if rows is not None else (data.x[:4], data.y[:4])
+    model = build_model(config.model, data.shape, data.classes, config.seed)
+    return Service(
+        model,
+        look,
+        net,
+        config.cut,
+        config.labels,
+        participation=config.participation,
+        device=config.device,
+        about=about,
+        run_id=run,
+        roster_path=out / roster.FILE,
+    )
