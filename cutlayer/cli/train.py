@@ -12,6 +12,7 @@ from cutlayer import compare, store
 from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.progress import console
+from cutlayer.cohorts.seam import Comes
 from cutlayer.errors import ContractError, RankLost, StoreError
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
@@ -136,11 +137,14 @@ def _stopped(*_: object) -> None:
 
 def headline(experiment: Experiment) -> str:
     config, clients = experiment.config, len(experiment.run.setup.sizes)
-    parts = [f"{key} {text.words(getattr(config, key))}" for key in text.TABLES if getattr(config, key) is not None]
+    here = not isinstance(experiment.run.setup.cohort, Comes)
+    shown = [key for key in text.TABLES if getattr(config, key) is not None and (here or key != "partition")]
+    parts = [f"{key} {text.words(getattr(config, key))}" for key in shown]
     backend = f"backend {experiment.run.setup.backend.words}"
     size = experiment.run.setup.team.size
     ranks = [f"{size} ranks, sums {config.ranks}"] if size > 1 else []
-    return f"{config.task}: {clients} clients, {config.rounds} rounds; " + "; ".join([*parts, backend, *ranks])
+    who = f"{clients} clients, " if here else ""
+    return f"{config.task}: {who}{config.rounds} rounds; " + "; ".join([*parts, backend, *ranks])
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -213,11 +217,12 @@ def _report(args: argparse.Namespace) -> int:
 def _result(summary: dict[str, Any]) -> str:
     """One finished run, in a few lines."""
     best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
+    simulated = f"; simulated {duration(summary['sim_seconds'])}" if summary.get("sim_seconds") else ""
     mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
     return (
         f"best accuracy   {best} in round {summary['best_round']} of {summary['rounds']}\n"
         f"final accuracy  {final}; {mib:.1f} MiB sent\n"
-        f"time            {summary['seconds']:.1f} seconds; simulated {duration(summary.get('sim_seconds', 0.0))}\n"
+        f"time            {summary['seconds']:.1f} seconds{simulated}\n"
         f"weights         sha256 {summary.get('sha256', '-')}"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,11 @@ class Entry:
     step: int = 0  # -1: it has reported
     seconds: float = 0.0  # from the last question to its answer
     drops: int = 0
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """client-2 comes before client-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 class Sizes(Sequence[int]):
@@ -100,7 +106,7 @@ class Roster:
             if self.fixed:
                 return
             there = list(self.sessions.values())
-            self.entries.sort(key=lambda entry: entry.name)
+            self.entries.sort(key=lambda entry: natural(entry.name))
             numbers = {entry.name: j for j, entry in enumerate(self.entries)}
             self.sessions = {numbers[session.name]: session for session in there}
             self.fixed = True
