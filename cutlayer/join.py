@@ -21,7 +21,7 @@ from cutlayer.cohorts.contract import agreed
 from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
 from cutlayer.cut import Layout, blocks_of, device_of
 from cutlayer.data.source import Source, source
-from cutlayer.errors import ContractError, FrameError, TransportError, expect
+from cutlayer.errors import AuthError, ContractError, FrameError, TransportError, expect
 from cutlayer.flat import Half, Style, Vectors
 from cutlayer.messages import Loss
 from cutlayer.net import identity
@@ -30,6 +30,7 @@ from cutlayer.net.frames import DTYPES, Frame
 from cutlayer.own import Own
 from cutlayer.remote import Limits, Remote
 
+CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
 Say = Callable[[str], None]
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
@@ -112,12 +113,12 @@ class Joining:
         self.welcome: Welcome | None = None
 
     def __call__(self) -> Joined:
-        pauses, heard = waits(), time.monotonic()
+        pauses, heard, closed = waits(), time.monotonic(), 0
         while True:
             line = Line(self.server, self.who)
             try:
                 self._greet(line)
-                pauses, heard = waits(), time.monotonic()
+                pauses, heard, closed = waits(), time.monotonic(), 0
                 while (frame := line.receive()).kind != "Bye":
                     heard = time.monotonic()
                     self._answer(line, frame)
@@ -125,6 +126,12 @@ class Joining:
             except Gone as error:
                 if self.remote is not None:
                     self.remote.plan = None
+                closed = closed + 1 if CLOSED in str(error) else 0
+                if self.who is not None and self.welcome is None and closed == SUSPICIOUS:
+                    raise AuthError(
+                        f"{self.server}: it closes the connection before a word is said; expected a server that knows "
+                        f"the authority of {self.certs}, and a certificate it accepts"
+                    ) from error
                 gone = time.monotonic() - heard
                 if gone > self.patience:
                     raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}") from error

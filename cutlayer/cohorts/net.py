@@ -92,6 +92,8 @@ class NetCohort:
         quorum of the least number."""
         rules = self.rules
         self.poll()
+        for name in self.hub.revoked() & {session.name for session in self.roster.sessions.values()}:
+            self._revoke(name)
         if self.roster.fixed:
             self._wait(len(self.roster.entries), self.grace)
         else:
@@ -110,6 +112,12 @@ class NetCohort:
         while len(self.roster.connected) < clients and time.monotonic() < until:
             self.status = f"waiting for clients: {len(self.roster.connected)} of {clients} are there"
             self._handle(self.hub.next(TICK))
+
+    def _revoke(self, name: str) -> None:
+        for session in [session for session in self.roster.sessions.values() if session.name == name]:
+            session.send("Refused", {"why": f"client {name}: its certificate has been revoked"})
+            session.close()
+            self.roster.went(session)
 
     def again(self, error: RoundAbandoned, attempt: int) -> None:
         for j in list(self.places):

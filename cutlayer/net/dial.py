@@ -16,7 +16,7 @@ from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
 
 FIRST, LONGEST = 0.5, 30.0  # seconds: the back-off's first bound, and its last
-PATIENCE = 20.0  # seconds for a welcome
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "Tls handshake failed")  # in what grpc says
 
 
 class Refused(AuthError):
@@ -69,8 +69,11 @@ class Line:
                     return frame
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else None
-            details = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise Gone(f"{code.name if code else 'error'}: {details}") from error
+            details = str(error.details() if isinstance(error, grpc.Call) else error)
+            told = details.rpartition("last error: ")[2]
+            if any(word in details for word in UNTRUSTED):
+                raise AuthError(f"the server is not who it should be: {told}") from error
+            raise Gone(f"{code.name if code else 'error'}: {told}") from error
         raise Gone("the server has closed the stream")
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.errors import AuthError, ContractError, StoreError, expect
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 RESERVED = ("ca", "server")
@@ -50,10 +50,12 @@ def read(folder: Path, name: str = "") -> Identity:
     except OSError as error:
         raise StoreError(f"{folder}: expected key.pem, cert.pem and ca.pem in it; {error}") from error
     try:
-        x509.load_pem_x509_certificate(cert)
+        until = x509.load_pem_x509_certificate(cert).not_valid_after_utc
         x509.load_pem_x509_certificates(ca)
     except ValueError as error:
         raise StoreError(f"{folder}: a damaged certificate: {error}") from error
+    if until < datetime.datetime.now(datetime.UTC):
+        raise AuthError(f"{folder}: its certificate has expired on {until:%Y-%m-%d}; expected a new one")
     return Identity(key, cert, ca)
 
 
