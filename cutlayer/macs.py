@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from cutlayer.cut import blocks_of
@@ -30,6 +31,17 @@ class Shape(NamedTuple):
             return self
         macs, elements = self.macs[:-tail], self.elements[:-tail]
         return Shape([macs[0] + sum(self.macs[-tail:]), *macs[1:]], [e + elements[-1] for e in elements])
+
+
+def _without_the_compiler() -> None:
+    """torch keeps its compiler away from the counter, and loads all of it to do so: seconds, for nothing here."""
+    counting = getattr(getattr(flop_counter, "_FlopCounterMode", None), "__torch_dispatch__", None)
+    plain = getattr(counting, "__wrapped__", None)
+    if plain is not None and not hasattr(plain, "__dynamo_disable"):
+        plain.__dynamo_disable = plain
+
+
+_without_the_compiler()
 
 
 def shape_of(model: nn.Module, x: Inputs) -> Shape:

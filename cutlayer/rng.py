@@ -37,6 +37,10 @@ def rng(seed: int, round: int, client: int, use: str) -> np.random.Generator:
 class Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Whatever a forward pass draws on the CPU comes from a generator of its own: each thread may have one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch loads its whole compiler, which takes as long as torch itself
+
     def __init__(self, number: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generator = torch.Generator().manual_seed(number)
