@@ -8,11 +8,20 @@ from cutlayer.cut import halves, joined
 from cutlayer.cuts import cuts
 from cutlayer.data.tasks import load_task as dataset
 from cutlayer.devices import Device
-from cutlayer.errors import ContractError, CutlayerError, Diverged, RoundAbandoned, StoreError
+from cutlayer.errors import (
+    AuthError,
+    ContractError,
+    CutlayerError,
+    Diverged,
+    RoundAbandoned,
+    StoreError,
+    TransportError,
+)
 from cutlayer.experiment import load
 from cutlayer.fusion import MomentumFusion
 from cutlayer.leakage import leakage
 from cutlayer.local import FedNAR, FedProx
+from cutlayer.network import join, serve
 from cutlayer.optim import NAG, SGD, Adam, AdamW
 from cutlayer.records import Round
 from cutlayer.run import Result, Run
@@ -29,6 +38,7 @@ from cutlayer.schemes import (
     MergeSFL,
     SMoFi,
 )
+from cutlayer.terms import Limits, Net
 from cutlayer.train import rounds, train
 from cutlayer.update import FedAvg, FedAvgM, FedNAG, SlowMo
 
@@ -42,6 +52,7 @@ __all__ = [
     "SSL",
     "Adam",
     "AdamW",
+    "AuthError",
     "Clock",
     "ContractError",
     "CutlayerError",
@@ -56,8 +67,10 @@ __all__ = [
     "FedNAG",
     "FedNAR",
     "FedProx",
+    "Limits",
     "MergeSFL",
     "MomentumFusion",
+    "Net",
     "Result",
     "Round",
     "RoundAbandoned",
@@ -65,13 +78,16 @@ __all__ = [
     "SMoFi",
     "SlowMo",
     "StoreError",
+    "TransportError",
     "__version__",
     "cuts",
     "dataset",
     "halves",
+    "join",
     "joined",
     "leakage",
     "load",
     "rounds",
+    "serve",
     "train",
 ]

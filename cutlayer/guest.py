@@ -20,7 +20,7 @@ from cutlayer.data.transform import heard, told
 from cutlayer.errors import ContractError, expect
 from cutlayer.experiment import build_model
 from cutlayer.net.frames import DTYPES
-from cutlayer.remote import Limits
+from cutlayer.terms import Limits
 
 
 @dataclass(frozen=True)

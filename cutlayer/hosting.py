@@ -17,7 +17,8 @@ from cutlayer.data.transform import told
 from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import Experiment, build_model, read_config
 from cutlayer.population import load_data, tested
-from cutlayer.serve import About, Net, Service
+from cutlayer.service import About, Service
+from cutlayer.terms import Net
 
 FILE = "serve.toml"
 ALONE = ("devices", "memory_limit", "clients")  # fields of a config that only simulated clients have

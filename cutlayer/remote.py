@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -25,19 +25,10 @@ from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Loss, Mom
 from cutlayer.net.frames import Frame
 from cutlayer.optim import Memory
 from cutlayer.own import Own
+from cutlayer.terms import Limits
 from cutlayer.workers import one_thread
 
 Answer = tuple[str, dict[str, Any], list[Tensor]]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a client lets a server ask of it: beyond that it leaves, its half untouched."""
-
-    steps: int = 100_000  # in a round
-    rate: float = 100.0  # the learning rate
-    batch: int = 65_536
-    parameters: int = 1_000_000_000  # of the whole model
 
 
 class Remote:

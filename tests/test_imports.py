@@ -10,6 +10,7 @@ import cutlayer
 ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
     {"errors", "_version", "files", "table", "nested", "lazy", "workers", "team", "pack", "line", "ranks", "heap"},
+    {"extras", "net", "terms", "own"},
     {"rng", "cut", "feed", "waves", "kept"},
     {"flat", "macs", "data", "models", "devices", "clock", "leakage", "cuts"},
     {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend", "averaging"},
@@ -17,14 +18,18 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {"records"},
     {"schemes", "cohorts"},
     {"parts", "compose", "exchange", "inputs"},
-    {"setup", "sharing", "memory"},
+    {"setup", "sharing", "memory", "remote"},
     {"closing"},
     {"round", "costs"},
-    {"train"},
+    {"run"},
+    {"train", "service"},
     {"bench"},
     {"config", "methods", "journal", "store", "blocks"},
-    {"population"},
+    {"joining", "population"},
+    {"network"},
     {"experiment"},
+    {"guest", "hosting"},
+    {"ui"},
     {"compare"},
     {"presets"},
     {"report"},
@@ -75,14 +80,27 @@ def test_no_module_of_a_layer_imports_itself_in_a_circle() -> None:
         done |= free
 
 
-def test_a_client_knows_neither_schemes_nor_the_round() -> None:
-    reached, todo = set(), ["client"]
+def reached(*names: str) -> set[str]:
+    """Everything these modules import, and what that imports."""
+    found, todo = set(), list(names)
     while todo:
         name = todo.pop()
-        if name not in reached:
-            reached.add(name)
+        if name not in found:
+            found.add(name)
             todo += [other for n, path in files() if n == name for other in imports(path)]
-    assert not reached & {"schemes", "round", "fusion", "parts", "update", "cohorts"}
+    return found
+
+
+def test_a_client_knows_neither_schemes_nor_the_round() -> None:
+    assert not reached("client") & {"schemes", "round", "fusion", "parts", "update", "cohorts"}
+
+
+def test_nor_does_a_client_on_another_machine() -> None:
+    assert not reached("remote", "joining") & {"schemes", "round", "run", "train", "fusion", "parts", "setup"}
+
+
+def test_bytes_know_no_algorithm() -> None:
+    assert reached("net") <= {"net", "errors", "pack"}
 
 
 def test_public_names_are_sorted_and_there() -> None:

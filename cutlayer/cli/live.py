@@ -17,7 +17,7 @@ from cutlayer.experiment import Experiment
 from cutlayer.records import Round
 
 if TYPE_CHECKING:
-    from cutlayer.serve import Service
+    from cutlayer.service import Service
 
 SHOWN = 30  # clients
 

@@ -20,7 +20,7 @@ from cutlayer.presets import preset
 
 if TYPE_CHECKING:
     from cutlayer.experiment import Experiment
-    from cutlayer.serve import Service
+    from cutlayer.service import Service
 
 SERVE = """\
 Wait for clients, then train with them: `cutlayer run`, but for the clients, which are other machines that
@@ -199,8 +199,8 @@ def _join(args: argparse.Namespace) -> int:
     from torch.nn import functional
 
     from cutlayer.guest import Guest
-    from cutlayer.join import Joining
-    from cutlayer.remote import Limits
+    from cutlayer.joining import Joining
+    from cutlayer.terms import Limits
 
     given = {name: getattr(args, f"limit_{name}") for name in ("steps", "rate", "batch", "parameters")}
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})

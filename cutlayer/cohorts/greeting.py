@@ -11,7 +11,8 @@ from torch import nn
 
 from cutlayer.cut import Layout, blocks_of
 from cutlayer.errors import FrameError
-from cutlayer.net.frames import VERSION, Code
+from cutlayer.net import Code
+from cutlayer.net.frames import VERSION
 from cutlayer.rng import Randomness
 
 

@@ -19,7 +19,8 @@ from cutlayer.cohorts.seam import Muster
 from cutlayer.errors import ContractError, FrameError, RoundAbandoned
 from cutlayer.local import joint
 from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
-from cutlayer.net.frames import Code, Frame
+from cutlayer.net import Code
+from cutlayer.net.frames import Frame
 from cutlayer.net.hub import Event, Hub, Session
 from cutlayer.waves import Wave
 

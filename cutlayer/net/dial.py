@@ -11,7 +11,8 @@ import grpc
 from torch import Tensor
 
 from cutlayer.errors import AuthError, FrameError
-from cutlayer.net.frames import Code, Frame, Reader, written
+from cutlayer.net import Code
+from cutlayer.net.frames import Frame, Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
 

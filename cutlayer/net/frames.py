@@ -12,7 +12,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ import zstandard
 from torch import Tensor
 
 from cutlayer.errors import FrameError
+from cutlayer.net import Code
 from cutlayer.pack import is_channels_last
 
 VERSION = 1
@@ -36,7 +37,6 @@ DTYPES = {
     "int32": torch.int32,
     "uint8": torch.uint8,
 }
-Code = Literal["raw", "float16", "int8"]
 
 
 class Spec(msgspec.Struct, array_like=True, frozen=True):

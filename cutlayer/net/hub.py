@@ -20,7 +20,8 @@ import grpc.aio
 from torch import Tensor
 
 from cutlayer.errors import ContractError, FrameError
-from cutlayer.net.frames import Code, Frame, Reader, written
+from cutlayer.net import Code
+from cutlayer.net.frames import Frame, Reader, written
 from cutlayer.net.identity import Identity, check_name
 
 METHOD = "/cutlayer.Stream/Join"

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from cutlayer.errors import ContractError
 from cutlayer.experiment import Experiment
-from cutlayer.serve import Service
+from cutlayer.service import Service
 
 HOST = "127.0.0.1"
 NOTHING_FROM_ELSEWHERE = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"

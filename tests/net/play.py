@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.join import Joined, join
+from cutlayer.joining import Joined
 from cutlayer.net import identity
-from cutlayer.serve import Net, Service, serve
+from cutlayer.network import join, serve
+from cutlayer.service import Service
+from cutlayer.terms import Net
 
 NAMES = ("ward-0", "ward-1", "ward-2", "ward-3")
 SIZES = (12, 20, 9, 16)

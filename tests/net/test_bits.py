@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.join import Joined
+from cutlayer.joining import Joined
 from tests.net.play import network, play, rows
 
 SCHEMES = (

@@ -15,7 +15,7 @@ import pytest
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.join import Joined
+from cutlayer.joining import Joined
 from cutlayer.net import dial
 from cutlayer.net.dial import Gone, Line
 from tests.faults.cohort import Fault, FaultyCohort
@@ -53,7 +53,7 @@ class Breaking:
                         raise Gone("broken on purpose")
                 super().send(kind, words, *rest)
 
-        patch.setattr("cutlayer.join.Line", Broken)
+        patch.setattr("cutlayer.joining.Line", Broken)
         patch.setattr(dial, "FIRST", 0.05)
         patch.setattr(dial, "LONGEST", 0.2)
 
@@ -112,7 +112,7 @@ def test_a_client_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 assert release.wait(20)
             super().send(kind, words, *rest)
 
-    monkeypatch.setattr("cutlayer.join.Line", Silent)
+    monkeypatch.setattr("cutlayer.joining.Line", Silent)
 
     def watch(service: Any) -> None:
         drop = service.cohort._drop
@@ -184,7 +184,7 @@ def test_three_in_ten_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_who_comes_late_takes_part_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer is numbered after those who are there."""
-    from cutlayer.join import join
+    from cutlayer.network import join
     from tests.net.play import certs
 
     late: list[threading.Thread] = []

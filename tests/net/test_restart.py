@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from cutlayer.guest import Guest
-from cutlayer.join import Joined, Joining
+from cutlayer.joining import Joined, Joining
 from cutlayer.net import dial
-from cutlayer.remote import Limits
+from cutlayer.terms import Limits
 from tests.net.play import NAMES, certs, rows
 
 POINTS = [["plan", 2], ["step", 2], ["report", 2], ["checkpoint", 3]]

@@ -10,29 +10,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from cutlayer import store
 from cutlayer.cohorts.contract import agreed
 from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
 from cutlayer.cut import Layout, blocks_of, device_of
-from cutlayer.data.source import Source, source
+from cutlayer.data.source import Source
 from cutlayer.errors import AuthError, ContractError, FrameError, TransportError, expect
 from cutlayer.flat import Half, Style, Vectors
 from cutlayer.messages import Loss
 from cutlayer.net import identity
 from cutlayer.net.dial import Gone, Line, waits
-from cutlayer.net.frames import DTYPES, Frame
+from cutlayer.net.frames import Frame
 from cutlayer.own import Own
-from cutlayer.remote import Limits, Remote
+from cutlayer.remote import Remote
+from cutlayer.terms import LOOPBACK, Limits, Say
 
 CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
-Say = Callable[[str], None]
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
 """Model and data, once the server has said what it trains."""
 
@@ -44,42 +42,6 @@ class Joined:
     rounds: int
     front: nn.Sequential | None
     path: Path | None
-
-
-def join(
-    server: str,
-    data: Any,
-    *,
-    model: nn.Module,
-    certs: str | Path | None = None,
-    name: str = "",
-    out: str | Path = "joined",
-    loss: Loss = functional.cross_entropy,
-    limits: Limits = Limits(),
-    patience: float = 3600.0,
-    device: str | torch.device = "cpu",
-    insecure: bool = False,
-    say: Say = lambda line: None,
-) -> Joined:
-    """Take part in the training of `cl.serve`, until it ends.
-
-    server     HOST:PORT
-    data       (x, y) or a map-style dataset: what this client holds, and never sends
-    model      the whole model, as the server has it; only the client's blocks are trained here
-    certs      this client's folder of `cutlayer certs client`; its name is in the certificate
-    name       where there are no certificates
-    out        a folder for what this client keeps between rounds, and for the front at the end
-    loss       where labels stay with the client
-    limits     what a server may ask of this client
-    patience   seconds without a server before giving up
-    insecure   dial another machine without certificates
-    say        called with a line when something happens
-    """
-
-    def load(welcome: Welcome) -> tuple[nn.Module, Source]:
-        return copy.deepcopy(model), source(data, DTYPES[welcome.dtype], "data")
-
-    return Joining(server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say)()
 
 
 @dataclass
@@ -102,7 +64,7 @@ class Joining:
         host, _, port = self.server.rpartition(":")
         expect(bool(host) and port.isdigit(), "server", self.server, "HOST:PORT")
         expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
-        if self.certs is None and not self.insecure and host not in ("127.0.0.1", "localhost", "[::1]"):
+        if self.certs is None and not self.insecure and host not in LOOPBACK:
             raise ContractError(
                 f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
             )

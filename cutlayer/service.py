@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,59 +25,15 @@ from cutlayer.cohorts.orders import sendable
 from cutlayer.cohorts.roster import Roster
 from cutlayer.cut import Cut, Layout, blocks_of, cut_range, probe
 from cutlayer.data.source import source
-from cutlayer.errors import ContractError, CutlayerError, expect
+from cutlayer.errors import CutlayerError
 from cutlayer.flat import half
 from cutlayer.net import identity
-from cutlayer.net.frames import Code
 from cutlayer.net.hub import Hub
-from cutlayer.run import Result, Run
+from cutlayer.run import Run
 from cutlayer.schemes.passes import Loss
-from cutlayer.train import rounds
+from cutlayer.terms import Net
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "unix")
 LINGER = 5.0  # seconds for clients that are away when a run ends
-
-
-@dataclass(frozen=True)
-class Net:
-    """How clients are served.
-
-    `certs`: a folder of `cutlayer certs`; without it only this machine is served, unless `insecure`. `min_clients` must
-    come before a run begins. `quorum`: the share of a round's clients that has to finish it; `over_selection` times as
-    many as needed are asked. `deadline`: seconds for a step before one is known to take less; from then on it follows
-    the clients. `grace`: seconds for known clients to come back after a restart. `code`: "float16" or "int8" shortens
-    activations and gradients, at a loss; `zstd` compresses, at none. `give_front`: clients get the last front.
-    """
-
-    listen: str = "127.0.0.1:7443"
-    certs: Path | None = None
-    insecure: bool = False
-    min_clients: int = 2
-    quorum: float = 0.5
-    over_selection: float = 1.0
-    attempts: int = 20
-    deadline: float = 60.0
-    grace: float = 60.0
-    code: Code = "raw"
-    zstd: bool = False
-    give_front: bool = True
-
-    def __post_init__(self) -> None:
-        host, _, port = self.listen.rpartition(":")
-        expect(bool(host) and port.isdigit() and int(port) < 2**16, "listen", self.listen, "HOST:PORT")
-        expect(self.min_clients >= 1, "min_clients", self.min_clients, "a whole number, at least 1")
-        expect(0 < self.quorum <= 1, "quorum", self.quorum, "a share in (0, 1]")
-        expect(self.over_selection >= 1, "over_selection", self.over_selection, "a factor, at least 1")
-        expect(self.attempts >= 1, "attempts", self.attempts, "a whole number, at least 1")
-        expect(self.deadline > 0, "deadline", self.deadline, "seconds, above 0")
-        expect(self.grace >= 0, "grace", self.grace, "seconds, at least 0")
-        expect(self.code in ("raw", "float16", "int8"), "code", self.code, "'raw', 'float16' or 'int8'")
-        if self.certs is None and not self.insecure and host not in LOOPBACK:
-            raise ContractError(
-                f"listen = {self.listen!r} without certificates: whoever is on that network could read and change "
-                "everything; expected certs (`cutlayer certs init`), an address of this machine alone (127.0.0.1), or "
-                "insecure, spelled out"
-            )
 
 
 @dataclass(frozen=True)
@@ -193,40 +149,3 @@ class Service:
     def _select(self, there: int) -> int:
         wanted = self.participation
         return min(wanted, there) if isinstance(wanted, int) else inputs.selected(wanted, there)
-
-
-def serve(
-    model: nn.Module,
-    test: Any = None,
-    *,
-    example: Any = None,
-    listen: str = "127.0.0.1:7443",
-    certs: str | Path | None = None,
-    insecure: bool = False,
-    min_clients: int = 2,
-    net: Net | None = None,
-    watch: Callable[[Service], None] | None = None,
-    **training: Any,
-) -> Result:
-    """Train `model` with clients that `cl.join`: `train`, but for the clients, which are on other machines.
-
-    test       as in `train`: (x, y) or a dataset for the global model. Without one, `example`: a few rows like the
-               clients', with labels, to try the model on
-    listen     HOST:PORT; port 0 takes any that is free
-    certs      the server's folder of `cutlayer certs init`; without it, loopback only, unless `insecure`
-    net        all of it, and the rest (quorum, deadlines, compression), as a `cl.Net`
-    watch      called once when the server listens, with the service: `service.hub.port`, `service.roster`
-    training   everything else that `train` takes, but for `clients`, `devices`, `ranks` and `memory_limit`
-    """
-    expect(test is not None or example is not None, "test", None, "rows to test on, or `example`: a few to try")
-    for field_ in ("devices", "ranks", "memory_limit", "clients"):
-        expect(field_ not in training, field_, training.get(field_), "nothing: clients are on other machines")
-    settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
-    known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
-    service = Service(model, example if example is not None else test, settings, **known)
-    run = rounds(model, service.clients, test, **{"backend": "loop", **training})  # type: ignore[arg-type]
-    with service.open(run):
-        if watch is not None:
-            watch(service)
-        history = list(run)
-    return Result(run.model, history)
