@@ -57,10 +57,10 @@ def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = No
     model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))
-    held, test = populate(config, data) if elsewhere is None else (None, tested(data))
+    clients, test = populate(config, data) if elsewhere is None else (elsewhere, tested(data))
     return rounds(
         model,
-        held if elsewhere is None else elsewhere,  # type: ignore[arg-type]
+        clients,
         test=test,
         cut=config.cut,
         scheme=config.part("scheme"),

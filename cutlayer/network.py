@@ -58,7 +58,7 @@ def serve(
     settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
     known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
     service = Service(model, example if example is not None else test, settings, **known)
-    run = rounds(model, service.clients, test, **{"backend": "loop", **training})  # type: ignore[arg-type]
+    run = rounds(model, service.clients, test, **{"backend": "loop", **training})
     with service.open(run):
         if watch is not None:
             watch(service)

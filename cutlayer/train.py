@@ -50,7 +50,7 @@ OPTIMIZER = ("lr", "decay", "betas", "regularise", "absorb", "apply")
 
 def rounds(
     model: nn.Module,
-    clients: Sequence[Any],
+    clients: Sequence[Any] | Elsewhere,
     test: Any = None,
     *,
     cut: Cut = 0,

@@ -1,0 +1,72 @@
+"""The other end of `cutlayer bench --net`.
+
+python -m cutlayer.bench.wire_child echo CERTS PORT BARE_PORT
+python -m cutlayer.bench.wire_child clients CERTS PORT N FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import torch
+
+from cutlayer.bench.cases import CASES
+from cutlayer.net import identity
+from cutlayer.net.dial import Gone, Line
+from cutlayer.net.hub import METHOD, OPTIONS
+from cutlayer.network import join
+
+
+def echo(certs: str, port: str, bare_port: str) -> None:
+    """Whatever comes goes back: as frames, and as bare bytes."""
+    who = identity.read(Path(certs), "client-0")
+    threading.Thread(target=_bare, args=(who, bare_port), daemon=True).start()
+    line = Line(f"localhost:{port}", who)
+    line.greet({})
+    line.reader.limit = 2**21
+    with contextlib.suppress(Gone):
+        while True:
+            frame = line.receive()
+            line.send("Smashed", frame.words, frame.tensors)
+
+
+def _bare(who: identity.Identity, port: str) -> None:
+    credentials = grpc.ssl_channel_credentials(who.ca, who.key, who.cert)
+    out: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    call = grpc.secure_channel(f"localhost:{port}", credentials, OPTIONS).stream_stream(METHOD)(iter(out.get, None))
+    with contextlib.suppress(grpc.RpcError):
+        for piece in call:
+            out.put(piece)
+
+
+def clients(certs: str, port: str, n: int, folder: str) -> None:
+    """n processes, forked from this one, each a client with one torch thread."""
+    torch.set_num_threads(1)
+    case = CASES["tiny-cnn"]
+    model, g = case.build(), torch.Generator().manual_seed(0)
+    shape = (case.batch, *case.shape)
+    data = (torch.randn(shape, generator=g), torch.randint(0, case.classes, (case.batch,), generator=g))
+    children = []
+    for j in range(n):
+        pid = os.fork()
+        if pid == 0:
+            who = f"{certs}/client-{j}"
+            join(f"localhost:{port}", data, model=model, certs=who, out=f"{folder}/{j}", patience=60.0)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    if what == "echo":
+        echo(*rest)
+    else:
+        clients(rest[0], rest[1], int(rest[2]), rest[3])
