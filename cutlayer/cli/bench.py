@@ -18,6 +18,7 @@ from cutlayer.bench.cases import CASES
 from cutlayer.bench.sections import Row
 from cutlayer.cli.progress import console
 from cutlayer.errors import StoreError, expect, unknown
+from cutlayer.extras import needs
 from cutlayer.files import write_aside
 
 ABOUT = """\
@@ -33,19 +34,28 @@ the figures are medians of ratios with their quartiles: 1.00 is as fast as the o
   memory       bytes for each server-half parameter and selected client
   processes    two ranks against one, one thread each
 
+With --net, over the loopback interface and mutual TLS instead:
+
+  frames       bytes beyond those of the tensors, in percent
+  trip         a step of 1 MiB each way against a bare gRPC stream, to the same other process
+  crowd        50 client processes with a tiny model: milliseconds of a step beyond its computing, for each client
+
 examples:
   cutlayer bench --quick                              under a minute, rough
   cutlayer bench --out bench.json                     everything; half an hour on two cores
   cutlayer bench --only throughput --models mlp lstm
+  cutlayer bench --net
 """
 SECTIONS = ("throughput", "schemes", "fusion", "overhead", "clients", "memory", "processes")
+NETWORK = ("frames", "trip", "crowd")
 BAR = 16  # characters of a bar that stands for a ratio of 2
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("bench", help="how fast clients are simulated on this machine", description=ABOUT)
     command.add_argument("--quick", action="store_true", help="smaller rounds, fewer turns: under a minute")
-    command.add_argument("--only", nargs="+", metavar="SECTION", help=f"some of: {', '.join(SECTIONS)}")
+    command.add_argument("--only", nargs="+", metavar="SECTION", help=f"some of: {', '.join((*SECTIONS, *NETWORK))}")
+    command.add_argument("--net", action="store_true", help="measure the network instead")
     command.add_argument("--models", nargs="+", metavar="NAME", help=f"for throughput, some of: {', '.join(CASES)}")
     command.add_argument("--repeats", type=int, metavar="N", help="turns (default: 7; quick: 1)")
     command.add_argument("--out", metavar="FILE", help="write the figures as JSON")
@@ -53,8 +63,9 @@ def add(commands: Any) -> None:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    chosen, models = args.only or list(SECTIONS), args.models or list(CASES)
-    for given, valid, what in ((chosen, SECTIONS, "section"), (models, CASES, "model")):
+    everything = NETWORK if args.net else SECTIONS
+    chosen, models = args.only or list(everything), args.models or list(CASES)
+    for given, valid, what in ((chosen, (*SECTIONS, *NETWORK), "section"), (models, CASES, "model")):
         for name in given:
             if name not in valid:
                 raise unknown(what, name, valid)
@@ -73,6 +84,12 @@ def _bench(args: argparse.Namespace) -> int:
         "memory": lambda: sections.memory(quick),
         "processes": lambda: sections.processes(quick, repeats),
     }
+    if set(chosen) & set(NETWORK):
+        needs("net")
+        from cutlayer.bench import wire
+
+        network = {"frames": wire.frames, "trip": lambda: wire.trips(repeats), "crowd": lambda: wire.many(repeats)}
+        makers |= network  # type: ignore[arg-type]
     console.print("  ".join(f"{key} {value}" for key, value in found["machine"].items()), highlight=False)
     for name in chosen:
         rows: list[Row] = []
@@ -100,7 +117,9 @@ def _table(name: str, rows: list[Row]) -> rich.table.Table:
     ratios = [key for key, value in rows[0].items() if isinstance(value, dict)]
     for key in figures:
         table.add_column(key.replace("_", " "), justify="left" if isinstance(rows[0][key], str) else "right")
-    for heading in ("of" if name in ("fusion", "overhead") else "over", "", "quartiles", "aim", "") if ratios else ():
+    for heading in (
+        ("of" if name in ("fusion", "overhead", "crowd") else "over", "", "quartiles", "aim", "") if ratios else ()
+    ):
         table.add_column(heading, justify="right" if heading in ("", "aim") else "left")
     if ratios:
         table.columns[-1].justify = "left"
