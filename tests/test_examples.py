@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").rglob("*.py"))
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
+    assert len(EXAMPLES) >= 5
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -89,7 +89,7 @@ def _bench(args: argparse.Namespace) -> int:
         from cutlayer.bench import wire
 
         network = {"frames": wire.frames, "trip": lambda: wire.trips(repeats), "crowd": lambda: wire.many(repeats)}
-        makers |= network  # type: ignore[arg-type]
+        makers |= network
     console.print("  ".join(f"{key} {value}" for key, value in found["machine"].items()), highlight=False)
     for name in chosen:
         rows: list[Row] = []

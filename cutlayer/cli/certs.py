@@ -39,10 +39,10 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="a name or address by which clients reach the server; may be repeated (default: this machine's)",
     )
-    client = actions.add_parser("client", help="a client's certificate")
+    client = actions.add_parser("client", help="a client's certificate, or several clients'")
     revoke = actions.add_parser("revoke", help="refuse a client from now on")
     for action in (client, revoke):
-        action.add_argument("name", metavar="NAME", help="letters, digits, '.', '_' or '-'")
+        action.add_argument("names", nargs="+", metavar="NAME", help="letters, digits, '.', '_' or '-'")
     known = actions.add_parser("list", help="who has a certificate, until when, and who is revoked")
     for action in (init, client, revoke, known):
         action.add_argument(
@@ -62,10 +62,10 @@ def _run(args: argparse.Namespace) -> int:
             made = identity.create(folder, hosts)
             console.print(f"a server reached as {', '.join(hosts)}; next: cutlayer certs client NAME", markup=False)
         case "client":
-            made = identity.issue(folder, args.name)
+            made = [path for name in args.names for path in identity.issue(folder, name)]
         case "revoke":
-            made = [identity.revoke(folder, args.name)]
-            console.print(f"{args.name} is refused from its next connection on", markup=False)
+            made = sorted({identity.revoke(folder, name) for name in args.names})
+            console.print(f"{', '.join(args.names)}: refused from the next round on", markup=False)
         case _:
             _list(folder)
             return 0
