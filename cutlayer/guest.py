@@ -22,6 +22,8 @@ from cutlayer.experiment import build_model
 from cutlayer.net.frames import DTYPES
 from cutlayer.terms import Limits
 
+LARGEST = 65_536  # parameter of a model that a server may ask for: blocks, or numbers in a layer
+
 
 @dataclass(frozen=True)
 class Guest:
@@ -33,7 +35,8 @@ class Guest:
     y: str = "y"
 
     def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
-        return self.model(welcome), self.rows(welcome)
+        rows = self.rows(welcome)
+        return self.model(welcome), rows
 
     def model(self, welcome: Welcome) -> nn.Module:
         """The server's model, by name; how large it is shows before its weights are there."""
@@ -42,6 +45,13 @@ class Guest:
                 "the server trains a model of its own: expected the same one here, with cl.join(model=)"
             )
         spec = complete("model", welcome.model)
+        for name, number in spec.items():
+            expect(
+                not isinstance(number, int) or number <= LARGEST,
+                f"the server's model: {name}",
+                number,
+                "a modest number",
+            )
         if welcome.classes is None:
             raise ContractError("the server says no number of classes, which a model by name needs")
         with torch.device("meta"):

@@ -75,26 +75,27 @@ class Joining:
         self.welcome: Welcome | None = None
 
     def __call__(self) -> Joined:
-        pauses, heard, closed = waits(), time.monotonic(), 0
+        pauses, alone, closed = waits(), time.monotonic(), 0
         while True:
-            line = Line(self.server, self.who)
+            line, there = Line(self.server, self.who), False
             try:
                 self._greet(line)
-                pauses, heard, closed = waits(), time.monotonic(), 0
+                pauses, there, closed = waits(), True, 0
                 while (frame := line.receive()).kind != "Bye":
-                    heard = time.monotonic()
                     self._answer(line, frame)
                 return self._end(frame)
             except Gone as error:
                 if self.remote is not None:
                     self.remote.plan = None
+                if there:
+                    alone = time.monotonic()
                 closed = closed + 1 if CLOSED in str(error) else 0
                 if self.who is not None and self.welcome is None and closed == SUSPICIOUS:
                     raise AuthError(
                         f"{self.server}: it closes the connection before a word is said; expected a server that knows "
                         f"the authority of {self.certs}, and a certificate it accepts"
                     ) from error
-                gone = time.monotonic() - heard
+                gone = time.monotonic() - alone
                 if gone > self.patience:
                     raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}") from error
                 pause = next(pauses)

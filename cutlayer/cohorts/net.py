@@ -25,6 +25,8 @@ from cutlayer.net.hub import Event, Hub, Session
 from cutlayer.waves import Wave
 
 AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
+SHORT = ("Features", "CutGrad")  # what may be shortened on its way, at a loss
+LONGEST = 300  # characters of a fault
 TICK = 0.5  # seconds between looks at the clock while waiting for clients
 
 
@@ -194,7 +196,8 @@ class NetCohort:
     def _send(self, kind: str, at: Address, tensors: Sequence[Tensor]) -> None:
         place, rules = self.places.get(at.client), self.rules
         if place is not None:
-            place.session.send(kind, {"at": list(astuple(at))}, tensors, rules.code, rules.zstd)
+            code = rules.code if kind in SHORT else "raw"
+            place.session.send(kind, {"at": list(astuple(at))}, tensors, code, rules.zstd)
             place.asked = time.monotonic()
 
     def _hear(self, kind: str, clients: Sequence[int]) -> list[Any]:
@@ -202,23 +205,23 @@ class NetCohort:
         found: dict[int, Any] = {}
         seconds = self.patience.seconds
         deadline = time.monotonic() + seconds
-        while True:
-            for j in clients:
-                if j not in found and j in self.places:
-                    self._take(kind, j, found)
-            missing = [j for j in clients if j in self.places and j not in found]
-            left = deadline - time.monotonic()
-            if not missing or left <= 0:
-                break
-            self._handle(self.hub.next(left))
-        for j in missing:
+        waiting = set(clients) & self.places.keys()
+        for j in clients:
+            self._take(kind, j, found)
+        waiting -= found.keys()
+        while (waiting := waiting & self.places.keys()) and (left := deadline - time.monotonic()) > 0:
+            j = self._handle(self.hub.next(left))
+            if j in waiting:
+                self._take(kind, j, found)
+                waiting -= found.keys() & {j}
+        for j in sorted(waiting):
             self._drop(j, f"silent for {seconds:.0f} seconds when a {kind} was due")
         return [found[j] for j in clients if j in found]
 
     def _take(self, kind: str, j: int, found: dict[int, Any]) -> None:
         """What client j has sent of this kind, if it has. Late and doubled frames change nothing."""
-        place = self.places[j]
-        while place.inbox and j not in found:
+        place = self.places.get(j)
+        while place is not None and place.inbox and j not in found:
             frame, at = place.inbox.popleft()
             try:
                 step = self.contract.step(frame, place.plan)
@@ -234,9 +237,10 @@ class NetCohort:
             self.patience.seen.append(at - place.asked)
             self.roster.heard(j, place.plan.address.round, place.step, at - place.asked)
 
-    def _handle(self, event: Event | None) -> None:
+    def _handle(self, event: Event | None) -> int:
+        """Take note of what happened; the client of this round that it is about, or -1."""
         if event is None:
-            return
+            return -1
         session, frame = event.session, event.frame
         if event.kind == "frame" and frame is not None and frame.kind == "Ready":
             try:
@@ -244,26 +248,30 @@ class NetCohort:
             except ContractError as error:
                 session.send("Refused", {"why": str(error)})
                 session.close()
-            return
+            return -1
         j = self.roster.index(session)
         place = None if j is None else self.places.get(j)
         if event.kind == "went":
             self.roster.went(session)
         if j is None or place is None or place.session is not session:
-            return
+            return -1
         if event.kind == "went":
             self._drop(j, event.why)
         elif frame is not None:
             place.inbox.append((frame, event.at))
             if len(place.inbox) > AHEAD:
                 self._drop(j, "it sends more than it is asked for")
+        return j
 
     def _drop(self, j: int, why: str, fault: bool = True) -> None:
         place = self.places.pop(j)
         at = place.plan.address
         place.session.send("Stop", {"round": at.round, "attempt": at.attempt, "why": why})
         if fault:
-            self._faults.append(f"{self.roster.names[j]}: {why}")
+            plain = "".join(
+                c if c.isprintable() else "?" for c in why[:LONGEST]
+            )  # some of it may be the client's words
+            self._faults.append(f"{self.roster.names[j]}: {plain}")
             self.roster.entries[j].drops += 1
 
 

@@ -68,6 +68,7 @@ class Roster:
             except (ValueError, TypeError, KeyError) as error:
                 raise StoreError(f"{self.path}: damaged: {error}") from error
             self.fixed = True
+        self._numbers = {entry.name: j for j, entry in enumerate(self.entries)}
 
     @property
     def names(self) -> list[str]:
@@ -86,6 +87,7 @@ class Roster:
         with self._lock:
             j = self.index(session)
             if j is None:
+                self._numbers[name] = len(self.entries)
                 self.entries.append(Entry(name, samples))
                 self._save()
             elif self.entries[j].samples != samples and self.fixed:
@@ -107,14 +109,14 @@ class Roster:
                 return
             there = list(self.sessions.values())
             self.entries.sort(key=lambda entry: natural(entry.name))
-            numbers = {entry.name: j for j, entry in enumerate(self.entries)}
-            self.sessions = {numbers[session.name]: session for session in there}
+            self._numbers = {entry.name: j for j, entry in enumerate(self.entries)}
+            self.sessions = {self._numbers[session.name]: session for session in there}
             self.fixed = True
             self._save()
 
     def index(self, session: Session) -> int | None:
         with self._lock:
-            return next((j for j, entry in enumerate(self.entries) if entry.name == session.name), None)
+            return self._numbers.get(session.name)
 
     def went(self, session: Session) -> None:
         with self._lock:

@@ -26,6 +26,7 @@ from cutlayer.pack import is_channels_last
 VERSION = 1
 CHUNK = 2**20  # bytes of a piece; gRPC's own limit is four times that
 HEADER = 2**16  # bytes of a header
+LARGEST = torch.finfo(torch.float16).max
 LENGTH = struct.Struct("<I")
 MORE, LAST = b"\x01", b"\x00"
 DTYPES = {
@@ -153,6 +154,8 @@ def decoded(blob: bytearray, limit: int) -> Frame:
         raise FrameError(f"tensors of {wanted:,} bytes, of which at most {limit:,} are expected here")
     if head.packed:
         try:
+            if zstandard.frame_content_size(body) != wanted:  # what it says is what would be allocated
+                raise FrameError(f"compressed bytes that are not those of tensors of {wanted:,}")
             body = memoryview(bytearray(zstandard.ZstdDecompressor().decompress(body, max_output_size=max(wanted, 1))))
         except zstandard.ZstdError as error:
             raise FrameError(f"compressed bytes that cannot be read: {error}") from error
@@ -185,10 +188,10 @@ def _coded(tensor: Tensor, code: Code) -> tuple[Spec, memoryview]:
         raise FrameError(f"a tensor of {dtype}; expected one of {', '.join(DTYPES)}")
     straight = (tensor.permute(0, 2, 3, 1) if last else tensor).contiguous()
     scale, used = 1.0, "raw"
-    if code != "raw" and tensor.is_floating_point() and straight.numel():
+    if code != "raw" and tensor.is_floating_point() and straight.numel() and tensor.ndim:
         used = code
         if code == "float16":
-            straight = straight.to(torch.float16)
+            straight = straight.clamp(-LARGEST, LARGEST).to(torch.float16)
         else:
             scale = float(straight.abs().max()) / 127 or 1.0
             straight = (straight / scale).round().clamp(-127, 127).to(torch.int8)
