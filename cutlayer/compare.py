@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,10 @@ def train_all(comparison: Comparison, out: Path, jobs: int) -> Iterator[list[Pro
     runs = [(m, seed, comparison.config(m, seed)) for m, seed in comparison.runs()]
     waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
     todo = [(text.dump(c), str(folder(out, m, seed))) for m, seed, c in runs if not _done(folder(out, m, seed))]
-    context = multiprocessing.get_context("spawn")
+    context = _processes()
     stop = context.Event()
     workers = max(1, min(jobs, len(todo) or 1))
-    with store.Lock(out), ProcessPoolExecutor(workers, context, _prepare, (os.getpid(), stop)) as pool:
+    with store.Lock(out), ProcessPoolExecutor(workers, context, _prepare, (stop,)) as pool:
         futures = [pool.submit(_work, *job) for job in todo]
         try:
             pending = set(futures)
@@ -163,14 +164,25 @@ def _done(path: Path) -> bool:
     return store.read_summary(path) is not None
 
 
-def _prepare(parent: int, stop: Event) -> None:
+def _processes() -> BaseContext:
+    """Where workers come from: a process that has loaded everything once and forks them; or, where there is no such
+    thing, new ones. It ends when this process and its workers have."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["cutlayer.compare", "sklearn.metrics"])
+    return context
+
+
+def _prepare(stop: Event) -> None:
     """A worker computes with one thread, and ends at once when told to or when its parent is gone."""
+    parent = multiprocessing.parent_process()
     torch.set_num_threads(1)
     heap.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
-        while os.getppid() == parent and not stop.wait(0.5):
+        while parent is not None and parent.is_alive() and not stop.wait(0.5):
             pass
         os._exit(1)  # wherever it is: a run can be resumed from any moment
 

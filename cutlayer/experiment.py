@@ -191,9 +191,11 @@ class Experiment:
         data = load_data(self.config)
         about = {"model": self.config.model, "shape": list(data.shape), "classes": data.classes, "cut": lo}
         kept = self.run.setup.scheme.carry == "keep" and isinstance(self.run.setup.cohort, Comes)
-        known = {"model": model, "front": front, "back": back} if not kept else {"back": back}  # of what is known here
+        known = {"model": model, "front": front, "back": back}
+        if kept:  # the fronts, and where labels stay the last blocks, are with the clients
+            known = {"back": back if self.config.labels == "send" else back[:-1]}
         for part, module in known.items():
-            words = {"cutlayer": json.dumps({**about, "part": part})}
+            words = {"cutlayer": json.dumps({**about, "part": "middle" if module is not back and kept else part})}
             store.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
         self._save_fronts(lo, {"cutlayer": json.dumps({**about, "part": "front"})})
         self._summarise("complete", sha256=store.digest(next(iter(known.values())).state_dict()))
@@ -256,7 +258,9 @@ def load(path: str | Path) -> nn.Module:
         about = json.loads(words)
         model = build_model(about["model"], tuple(about["shape"]), about["classes"], seed=0)
         front, back = halves(model, about["cut"])
-        module = {"model": model, "front": front, "back": back}[about["part"]]
+        ends = nn.Sequential(*front, back[-1])  # a client's blocks, where labels stay
+        parts = {"model": model, "front": front, "back": back, "middle": back[:-1], "ends": ends}
+        module = parts[about["part"]]
         module.load_state_dict(load_file(str(path)))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise StoreError(f"{path}: cannot be loaded: {error}") from error

@@ -19,7 +19,12 @@ from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, Task, data_folder
 from cutlayer.errors import CutlayerError, StoreError
 
 MISSING = "missing!"
-EXTRAS = {"dev": ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy"), "hf": ("datasets",)}
+EXTRAS = {
+    "dev": ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "ruff", "mypy"),
+    "hf": ("datasets",),
+    "net": ("grpcio", "msgspec", "cryptography", "zstandard"),
+    "ui": ("starlette", "uvicorn"),
+}
 NEEDED = ("torch", "numpy", "safetensors", "scikit-learn", "pydantic", "rich", "matplotlib", "pyarrow", "pillow")
 
 
