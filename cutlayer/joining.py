@@ -173,8 +173,8 @@ class Joining:
         path = self.out / welcome.run / self.name / "front.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"model": welcome.model, "shape": list(welcome.shape), "classes": welcome.classes, "cut": cut}
-        part = "ends" if remote.layout.tail else "front"
-        said = {} if welcome.model is None else {"cutlayer": json.dumps({**about, "part": part})}
+        held = "ends" if remote.layout.tail else "front"
+        said = {} if welcome.model is None else {"cutlayer": json.dumps({**about, "part": held})}
         store.save_model(path, front.state_dict(), said)
         self.say(f"the run is over; the front is in {path}")
         return Joined(remote.round, front.eval(), path)
