@@ -78,14 +78,18 @@ def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
 def auc(out: Tensor, truth: np.ndarray) -> float | None:
     """The area under the ROC curve, one class against the rest, averaged over the classes that occur in the truth;
     None where no class can be told from a rest, or the outputs are not finite."""
-    from sklearn.metrics import roc_auc_score
+    from scipy.stats import rankdata  # only here: it takes a while to import
 
     if out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
         return None
     p = out.double().softmax(dim=1).numpy()
-    if out.shape[1] == 2:
-        return float(roc_auc_score(truth, p[:, 1])) if len(np.unique(truth)) == 2 else None
-    areas = [roc_auc_score(truth == c, p[:, c]) for c in np.unique(truth) if not (truth == c).all()]
+    n, classes = len(truth), [c for c in np.unique(truth) if not (truth == c).all()]
+    classes = classes if out.shape[1] > 2 else classes[1:]
+    areas = []  # Mann and Whitney: by the ranks of the positives
+    for c, rank in zip(classes, rankdata(p[:, classes], axis=0).T, strict=True):
+        positive = truth == c
+        m = int(positive.sum())
+        areas.append((float(rank[positive].sum()) - m * (m + 1) / 2) / (m * (n - m)))
     return statistics.fmean(areas) if areas else None
 
 
