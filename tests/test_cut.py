@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer.cut import blocks_of, cut_range
+from cutlayer.cut import Layout, blocks_of, cut_range
 from cutlayer.flat import Rows, differentiate, half
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
@@ -191,7 +191,7 @@ def test_gradients_across_the_cut(given: tuple[nn.Sequential, tuple[int, ...]]) 
     model, shape = given
     x, y = data(shape)[0]
     n = len(model)
-    whole = half(model, 0, n, "cpu")
+    whole = half(model, range(n), "cpu")
     twin = copy.deepcopy(model).train()
     functional.cross_entropy(twin(x.clone()), y).backward()
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in twin.parameters() if p.requires_grad]
@@ -199,7 +199,7 @@ def test_gradients_across_the_cut(given: tuple[nn.Sequential, tuple[int, ...]]) 
     turned = [g.permute(0, 2, 3, 1) if last else g for g, last in zip(gradients, kernels, strict=True)]
     flat = torch.cat([g.reshape(-1) for g in turned])
     for cut in cuts(model):
-        front, back = (half(model, *ends, "cpu") for ends in ((0, cut + 1), (cut + 1, n)))
+        front, back = (half(model, range(*ends), "cpu") for ends in ((0, cut + 1), (cut + 1, n)))
         assert whole.ends[cut] == front.sizes
         starts = front.read(), back.read()
         assert all(
@@ -215,7 +215,7 @@ def test_gradients_across_the_cut(given: tuple[nn.Sequential, tuple[int, ...]]) 
         differentiate(a, [rows[0].views[1]], grad)
         torch.testing.assert_close(torch.cat([r.g[1] for r in rows]), flat, rtol=1e-12, atol=1e-12)
         assert not any(r.g[0].any() for r in rows)
-        after = half(twin, 0, n, "cpu").read()
+        after = half(twin, range(n), "cpu").read()
         for kind in ("b", "i"):
             stepped = torch.cat([getattr(r, kind)[1] for r in rows])
             torch.testing.assert_close(stepped, getattr(after, kind), rtol=1e-12, atol=1e-12)
@@ -264,7 +264,7 @@ def test_a_shared_buffer_is_refused_too() -> None:
 def test_a_cut_out_of_range_is_refused(cut: Any) -> None:
     """Of three blocks the server keeps at least the last."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
-    assert [cut_range(c, 3) for c in (0, 1, (0, 1))] == [(0, 0), (1, 1), (0, 1)]
+    assert [cut_range(c, Layout(3)) for c in (0, 1, (0, 1))] == [(0, 0), (1, 1), (0, 1)]
     with pytest.raises(cl.ContractError, match=r"^cut = "):
         cl.train(model, data((4,)), cut=cut, batch_size=4)
 

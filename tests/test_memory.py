@@ -358,7 +358,7 @@ def test_activations_are_what_the_backward_pass_needs() -> None:
     """Of each sample, the inputs of the two linear layers and the output of tanh, which is one of them."""
     x = torch.randn(6, 4, dtype=torch.float64)
     blocks = nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 3))).double()
-    size, out = memory.saved(blocks, 0, 2, x, torch.device("cpu"))
+    size, out = memory.saved(blocks, range(2), x, torch.device("cpu"))
     assert size == 8 * (4 + 5)
     assert torch.equal(out, blocks(x)) and not out.requires_grad
 
@@ -368,7 +368,7 @@ def test_counting_leaves_no_trace() -> None:
     mine = nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(), nn.Linear(5, 3))).eval()
     weights, drawn = copy.deepcopy(mine.state_dict()), torch.random.get_rng_state()
     rounds(lambda: mine, memory_limit=1000.0)
-    memory.saved(mine, 0, 2, torch.randn(6, 4, generator=torch.Generator()), torch.device("cpu"))
+    memory.saved(mine, range(2), torch.randn(6, 4, generator=torch.Generator()), torch.device("cpu"))
     assert torch.equal(torch.random.get_rng_state(), drawn)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in mine.state_dict().items())
     assert not mine.training and all(p.grad is None for p in mine.parameters())

@@ -42,7 +42,7 @@ class Alone:
     def __init__(
         self, net: nn.Module, rows: tuple[Tensor, Tensor], noise: float, n: int = 1, j: int = 0, seed: int = 0
     ) -> None:
-        front = half(net, 0, 1, CPU)
+        front = half(net, range(1), CPU)
         seats, optimizer = Rows(front, 1), cl.SGD(lr=0.1, momentum=0.9, weight_decay=0.0)
         feed = Feed(batch_size=len(rows[0]), epochs=3, shuffle=False, seed=seed)
         self.client = Client(j, source(rows, front.dtypes[0], "rows"))
@@ -160,7 +160,7 @@ def test_gradients_go_back_through_the_clean_activations() -> None:
         noisy.step(one, grad)
         clean.step(other, grad)
     assert torch.equal(noisy.close().end.w, clean.close().end.w)
-    assert not torch.equal(clean.close().end.w, half(model(), 0, 1, CPU).read().w)
+    assert not torch.equal(clean.close().end.w, half(model(), range(1), CPU).read().w)
 
 
 def test_a_step_with_noise_by_hand() -> None:

@@ -39,7 +39,7 @@ def network() -> nn.Sequential:
 
 def filled(n: int) -> Rows:
     """n different copies of the network."""
-    whole = half(network(), 0, 4, CPU)
+    whole = half(network(), range(4), CPU)
     rows = Rows(whole, n)
     rows.fill(whole.read(), n)
     rows.w *= torch.linspace(0.5, 1.5, n, dtype=torch.float64)[:, None]
@@ -218,7 +218,7 @@ class Stepping(nn.Module):
 )
 def test_why_a_half_cannot_be_stacked(block: nn.Module, why: str | None) -> None:
     torch.manual_seed(8)
-    whole = half(nn.Sequential(nn.Linear(5, 6), block, nn.Linear(6, 3)), 0, 3, CPU)
+    whole = half(nn.Sequential(nn.Linear(5, 6), block, nn.Linear(6, 3)), range(3), CPU)
     state, x = whole.read(), torch.randn(4, 5)
     given, before = x.clone(), state.clone()
     reason = unstackable(whole, state, x, autocast=False)

@@ -62,7 +62,7 @@ def refused(match: str, **changes: Any) -> None:
         ("seed = 'a'", {"seed": "a"}),
         ("clients = ", {"clients": []}),
         ("unknown protocol 'cycle': did you mean 'cyclesl'", {"protocol": "cycle"}),
-        ("labels = 'stay': this release does not have", {"labels": "stay"}),
+        ("unknown labels 'stays': did you mean 'stay'", {"labels": "stays"}),
         ("unknown backend 'stackd': did you mean 'stacked'", {"backend": "stackd"}),
         ("unknown local 'fedproxy': did you mean 'fedprox'", {"local": "fedproxy"}),
         ("test = '2 of them': expected one set, or 3, one per client", {"test": [data(9), data(9)]}),

@@ -185,7 +185,7 @@ def test_remember_is_beta_times_the_old_plus_the_fresh(optimizer: Optimizer) -> 
 
 def linear(features: int, rows: int) -> Rows:
     torch.manual_seed(1)
-    made = Rows(half(nn.Sequential(nn.Linear(features, 3).double(), nn.Identity()), 0, 1, CPU), rows)
+    made = Rows(half(nn.Sequential(nn.Linear(features, 3).double(), nn.Identity()), range(1), CPU), rows)
     made.w.normal_()
     made.g.normal_()
     return made
@@ -321,7 +321,7 @@ def tensors(one: Half) -> list[Tensor]:
 
 
 def test_a_thread_has_its_own_modules_and_everybodys_tensors(elsewhere: Elsewhere) -> None:
-    whole = half(network(), 0, 2, CPU)
+    whole = half(network(), range(2), CPU)
     twin = elsewhere(whole.here)
     assert whole.here() is whole
     assert elsewhere(whole.here) is twin is not whole
@@ -334,7 +334,7 @@ def test_a_thread_has_its_own_modules_and_everybodys_tensors(elsewhere: Elsewher
 
 def test_twins_bind_separately(elsewhere: Elsewhere) -> None:
     """What one thread has bound, another's call does not see: neither weights nor BatchNorm's statistics."""
-    whole = half(network(), 0, 2, CPU)
+    whole = half(network(), range(2), CPU)
     rows = Rows(whole, 2)
     rows.fill(whole.read(), 2)
     rows.w[1] *= 2
@@ -359,7 +359,7 @@ def test_twins_bind_separately(elsewhere: Elsewhere) -> None:
 
 def test_many_threads_compute_with_rows_of_their_own() -> None:
     """Forward and backward of eight rows on four threads, again and again, are those of one thread to the bit."""
-    whole = half(network(), 0, 2, CPU)
+    whole = half(network(), range(2), CPU)
     rows = Rows(whole, 8)
     torch.manual_seed(5)
     x = torch.randn(4, 1, 6, 6, dtype=torch.float64)
@@ -384,7 +384,7 @@ def test_many_threads_compute_with_rows_of_their_own() -> None:
 
 
 def test_the_mode_reaches_every_twin(elsewhere: Elsewhere) -> None:
-    whole = half(network(), 0, 2, CPU)
+    whole = half(network(), range(2), CPU)
     twin = elsewhere(whole.here)
     for mode in (False, True):
         whole.train(mode)
@@ -396,7 +396,7 @@ def test_the_mode_reaches_every_twin(elsewhere: Elsewhere) -> None:
 
 def test_a_twin_can_be_made_after_a_stack_was_computed(elsewhere: Elsewhere) -> None:
     """A stack leaves nothing in the modules that a thread which comes later would take for their tensors."""
-    whole = half(network(), 0, 2, CPU)
+    whole = half(network(), range(2), CPU)
     rows = Rows(whole, 2)
     rows.fill(whole.read(), 2)
     x = torch.randn(2, 5, 1, 6, 6, dtype=torch.float64)
