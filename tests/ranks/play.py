@@ -63,6 +63,11 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{scheme} joint norm", {"scheme": scheme, "backend": "loop", "local": NAR}
     for scheme in ("smofi", "sflv1"):
         yield f"{scheme} adam", {"scheme": scheme, "backend": "loop", "optimizer": cl.Adam(), "last_batch": "keep"}
+    for scheme in ("fedavg", "sflv2", "smofi", "mergesfl", "psl", "ssl"):
+        yield f"{scheme} stay", {"scheme": scheme, "backend": "loop", "labels": "stay"}
+    yield "smofi stay stacked", {"scheme": "smofi", "backend": "stacked", "labels": "stay", "model": pictures()}
+    for scheme in ("smofi", "ssl"):
+        yield f"{scheme} stay joint norm", {"scheme": scheme, "backend": "loop", "labels": "stay", "local": NAR}
     yield "smofi adaptive", {"scheme": cl.SMoFi(adaptive=True), "backend": "loop"}
     yield "smofi fused clients", {"scheme": cl.SMoFi(fuse_clients=True), "backend": "loop"}
     yield "smofi dropout", {"scheme": "smofi", "backend": "loop", "model": tiny(dropout=True)}
