@@ -65,7 +65,7 @@ class Client:
 
     def begin(self) -> None:
         """The next step is under way."""
-        self._next, self.waits = None, True
+        self._next, self.waits, self._turned = None, True, False
 
     def batch(self) -> tuple[Inputs, Tensor]:
         """The samples of the next step, which is now under way."""
@@ -98,8 +98,9 @@ class Client:
     def turn(self, features: Features) -> FeatureGrad | None:
         """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
         plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
-        if plan.loss is None or not self.waits or features.address != where:
+        if plan.loss is None or not self.waits or self._turned or features.address != where:
             return None
+        self._turned = True
         z = features.z.detach().to(rows.half.device).requires_grad_()
         drawn = rows.half.style.randomness
         with torch.enable_grad():

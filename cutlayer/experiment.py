@@ -197,7 +197,8 @@ class Experiment:
         for part, module in known.items():
             words = {"cutlayer": json.dumps({**about, "part": "middle" if module is not back and kept else part})}
             store.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
-        self._save_fronts(lo, {"cutlayer": json.dumps({**about, "part": "front"})})
+        held = "front" if self.config.labels == "send" else "ends"
+        self._save_fronts(lo, {"cutlayer": json.dumps({**about, "part": held})})
         self._summarise("complete", sha256=store.digest(next(iter(known.values())).state_dict()))
 
     def _save_fronts(self, cut: int, words: dict[str, str]) -> None:
@@ -206,8 +207,9 @@ class Experiment:
         if own:
             (self.out / "fronts").mkdir(exist_ok=True)
         for j in own:
-            front, _ = halves(self.run.personal(j), cut)
-            store.save_model(self.out / "fronts" / f"client-{j}.safetensors", front.state_dict(), words)
+            front, back = halves(self.run.personal(j), cut)
+            held = front if self.config.labels == "send" else nn.Sequential(*front, back[-1])
+            store.save_model(self.out / "fronts" / f"client-{j}.safetensors", held.state_dict(), words)
 
     def _summarise(self, status: Literal["complete", "diverged"], **more: Any) -> None:
         scored = [r for r in self.history if r.accuracy is not None]

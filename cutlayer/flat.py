@@ -277,13 +277,18 @@ class Rows:
 
 
 def differentiate(
-    out: Tensor, parts: Sequence[Views], grad: Tensor | None = None, inputs: Sequence[Tensor] = ()
+    out: Tensor,
+    parts: Sequence[Views],
+    grad: Tensor | None = None,
+    inputs: Sequence[Tensor] = (),
+    again: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `out` into the gradient rows of `parts`, replacing what was there; those of `inputs` given back."""
+    """Gradients of `out` into the gradient rows of `parts`, replacing what was there; those of `inputs` given back.
+    `again`: there will be another gradient to go on from."""
     wanted = [*(leaf for part in parts for leaf in part.w), *inputs]
     places = [place for part in parts for place in part.g]
     learns = wanted and out.requires_grad  # a front may have no parameters
-    found = torch.autograd.grad(out, wanted, grad, allow_unused=True) if learns else [None] * len(wanted)
+    found = torch.autograd.grad(out, wanted, grad, again, allow_unused=True) if learns else [None] * len(wanted)
     fresh = [torch.zeros_like(like) if g is None else g for like, g in zip(wanted, found, strict=True)]
     if places:
         torch._foreach_copy_(places, fresh[: len(places)])

@@ -91,8 +91,7 @@ def counter(
     blocks = blocks_of(model)
     front, a = saved(model, range(cut + 1), x, device)
     back, z = saved(model, layout.server(cut), a, device)
-    if layout.tail:
-        back += saved(model, range(layout.n - layout.tail, layout.n), z, device)[0]
+    last = saved(model, range(layout.n - layout.tail, layout.n), z, device)[0] if layout.tail else 0.0
     d_c, d_s = (
         sum(p.numel() * p.element_size() for index in which for p in blocks[index].parameters())
         for which in (layout.client(cut), layout.server(cut))
@@ -103,11 +102,15 @@ def counter(
     def count(m: int) -> Need:
         here = min(m, flight)
         fronts = 1 if scheme.carry == "relay" else m
+        at_once = 1 if scheme.wave_order == "one_by_one" else m
+        backs = (
+            at_once if layout.tail or getattr(scheme, "merges", False) else here
+        )  # until their clients have answered
         waiting = 0.0 if attached else (front + 2 * smashed) * (fronts - min(here, fronts))
         return Need(
             server=(halves(m, moments[1]) + m * asks) * d_s,
             fronts=fronts * (2 + moments[0]) * d_c,
-            activations=batch * (here * (front + back + 2 * smashed) + waiting),
+            activations=batch * (here * (front + last + 2 * smashed) + backs * back + waiting),
             model=(COPIES + here) * (d_c + d_s),
         )
 

@@ -143,11 +143,15 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
                     differentiate(out.sum(), [stack.views])
             if any("batching rule" in str(warning.message) for warning in said):
                 return "vmap has no rule for one of its operations"
+            after = [row.clone() for row in (rows.g[1], rows.b[1])]
+            if autocast:
+                with torch.autocast(half.device.type, torch.bfloat16):
+                    stack.forward(stacked([x, x]))
         except Exception as error:  # whatever vmap or a model of the user's may raise
             return str(error).splitlines()[0]
         finally:
             half.unbind()
-    close = _close(out[1], alone) and _close(rows.g[1], expected) and _close(rows.b[1], b)
+    close = _close(out[1], alone) and _close(after[0], expected) and _close(after[1], b)
     return None if close else "it computes something else under torch.func.vmap"
 
 

@@ -69,6 +69,7 @@ class LocalCohort:
 
     def gather(self, wave: Wave) -> list[Smashed | Attached]:
         clients = [self.clients[j] for j in wave.clients]
+        self._pending = []
         if self.attached:
             return [Attached(client.here(), self, len(client.next())) for client in clients]
         seats, samples = [c.seat.index for c in clients], [len(c.next()) for c in clients]
@@ -120,9 +121,8 @@ class LocalCohort:
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
         heard = {reply.address.client: reply for reply in replies}
-        pending, self._pending = self._pending, []
-        for group in pending:
-            self._backward(group, heard)
+        pending = self._pending
+        self._pending = [group for group in pending if self._backward(group, heard)]
         clients = [self.clients[reply.address.client] for reply in replies]
         if pending and clients and self._alike(clients, replies):
             for client, reply in zip(clients, replies, strict=True):
@@ -137,13 +137,22 @@ class LocalCohort:
         answers = self.workers.map(lambda reply: self.clients[reply.address.client].backward(reply), replies)
         return [answer for answer in answers if answer is not None]
 
-    def _backward(self, group: Pending, heard: dict[int, CutGrad]) -> None:
-        """Gradients into the rows of a group, unless they have flowed there already."""
+    def _backward(self, group: Pending, heard: dict[int, CutGrad]) -> bool:
+        """Gradients into the rows of those of a group that are answered, unless they have flowed there already; whether
+        the others may be answered later."""
+        if not any(client.id in heard for client in group.clients):
+            return True
         grads = [heard[client.id].grad if client.id in heard else None for client in group.clients]
-        if any(grad is not None for grad in grads):
-            rows = zip(grads, group.a.detach().unbind(), strict=True)
-            grad = torch.stack([torch.zeros_like(a) if grad is None else grad for grad, a in rows])
-            differentiate(group.a, [group.front], grad)
+        if not any(grad is not None for grad in grads):
+            return False
+        rest = [client.seat for client, grad in zip(group.clients, grads, strict=True) if grad is None]
+        before = [seat.rows.g[seat.index].clone() for seat in rest]
+        rows = zip(grads, group.a.detach().unbind(), strict=True)
+        grad = torch.stack([torch.zeros_like(a) if grad is None else grad for grad, a in rows])
+        differentiate(group.a, [group.front], grad, again=bool(rest))
+        for seat, g in zip(rest, before, strict=True):
+            seat.rows.g[seat.index] = g
+        return bool(rest)
 
     def _alike(self, clients: Sequence[Client], replies: Sequence[CutGrad]) -> bool:
         """Whether these clients all take the same kind of step, so that one expression can take it for them."""

@@ -89,6 +89,7 @@ class CycleSSL:
     frozen_bn: FrozenBN = "train"
     wave_order: ClassVar[Order] = "one_by_one"
     carry: ClassVar[Carry] = "relay"
+    trains_apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.server_epochs, self.frozen_bn)

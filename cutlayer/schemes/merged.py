@@ -37,6 +37,7 @@ class MergeSFL:
     scale_lr: bool = False
     wave_order: ClassVar[Order] = "together"
     carry: ClassVar[Carry] = "sync"
+    merges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expect(self.select in ("random", "kl_greedy"), "select", self.select, "'random' or 'kl_greedy'")

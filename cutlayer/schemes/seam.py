@@ -16,6 +16,7 @@ A scheme may say more of itself, and is asked for it only where it does:
     shares_memory    True: each client has a server optimizer to the end of the round, so its memory can be averaged
     persists         True: the server's optimizer memory lives on, whatever the protocol
     trains_apart     True: the server trains by itself, on the features and labels of all clients
+    merges           True: the rows of all clients of a wave go through the server half in one pass
     fuse_clients     True: `Session.fuse` gets the clients' own momenta after every step
     Regulates        a scheme that sets the clients' batch sizes, and may choose who takes part
 """

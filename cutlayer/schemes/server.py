@@ -132,6 +132,8 @@ class Server:
         gradient at the cut, times all rows over its own."""
         if self._turn is not None:
             replies = turned.merged(self.passes, self._turn, rows, row, where, smashed)
+            if not replies:
+                return []
             self.work += TRAINED * sum(s.samples for s in smashed)
             self.steps += clips(self.local)
             self._clipped.append(self._regularise(rows, row))
