@@ -145,8 +145,11 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
                 return "vmap has no rule for one of its operations"
             after = [row.clone() for row in (rows.g[1], rows.b[1])]
             if autocast:
+                # as another half may hand it on
+                short = each(x, lambda t: t.bfloat16() if t.is_floating_point() else t)
                 with torch.autocast(half.device.type, torch.bfloat16):
                     stack.forward(stacked([x, x]))
+                    stack.forward(stacked([short, short]))
         except Exception as error:  # whatever vmap or a model of the user's may raise
             return str(error).splitlines()[0]
         finally:

@@ -97,9 +97,16 @@ def layers() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), nn.Sequential(nn.Tanh(), nn.Linear(8, 3)))
 
 
+def normed() -> nn.Sequential:
+    """The server half begins with a BatchNorm, which vmap cannot give the shorter type."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
 @pytest.mark.parametrize(
     ("make", "backend"),
     [
+        (normed, "stacked"),
         (convolutions, "loop"),
         (layers, "loop"),
         (layers, "stacked"),
