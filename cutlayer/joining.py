@@ -154,7 +154,7 @@ class Joining:
             self.say(f"the server ends the run: {why}")
         cut = frame.words.get("cut")
         vectors = frame.tensors
-        kept = remote.own.latest()
+        kept = remote.own.load(frame.words.get("confirmed", 0))
         if not vectors and "w" in kept:  # the front is ours anyway
             vectors, cut = tuple(kept[name] for name in Vectors._fields), welcome.cuts[0]
         if not vectors:

@@ -35,11 +35,6 @@ class Own:
                 f"cannot be read: {error}"
             ) from error
 
-    def latest(self) -> dict[str, Tensor]:
-        """What was kept last, if anything."""
-        found = self._rounds()
-        return load(self._path(found[-1]).read_bytes()) if found else {}
-
     def keep(self, n: int, tensors: Mapping[str, Tensor]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_aside(self._path(n), save({name: tensor.contiguous() for name, tensor in tensors.items()}))

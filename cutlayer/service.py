@@ -25,7 +25,7 @@ from cutlayer.cohorts.orders import sendable
 from cutlayer.cohorts.roster import Roster
 from cutlayer.cut import Cut, Layout, blocks_of, cut_range, probe
 from cutlayer.data.source import source
-from cutlayer.errors import CutlayerError
+from cutlayer.errors import Diverged
 from cutlayer.flat import half
 from cutlayer.net import identity
 from cutlayer.net.hub import Hub
@@ -68,6 +68,7 @@ class Service:
         model = copy.deepcopy(self.model)
         self.layout = Layout(len(blocks_of(model)), tail=int(self.labels == "stay"))
         cuts = cut_range(self.cut, self.layout)
+        self._select(1)  # refused now, or never
         dtype = half(model, self.layout.whole, on).read().w.dtype
         rows = source(self.look, dtype, "test")
         x, y = inputs.example([rows], on)
@@ -111,8 +112,9 @@ class Service:
         try:
             yield
             self._farewell(run)
-        except CutlayerError as error:
-            self._tell({"why": str(error)}, [])
+        except Diverged as error:  # anything else can be resumed: clients wait for that
+            for session in self.roster.sessions.values():
+                session.send("Bye", {"why": str(error)})
             raise
         finally:
             self.hub.stop()
@@ -124,20 +126,17 @@ class Service:
             cut = run.setup.cuts[0]
             W_c, _ = run.state.W.split(run.setup.offsets[cut])
             front = list(W_c)
-        told: set[str] = set()
+        told: set[int] = set()
         until = time.monotonic() + LINGER
-        while True:
+        while len(told) < len(self.roster.entries) and time.monotonic() < until:
             self.cohort.poll()
-            told |= self._tell({"cut": run.setup.cuts[0]}, front, told)
-            if told >= set(self.roster.names) or time.monotonic() > until:
-                return
-            time.sleep(0.05)
-
-    def _tell(self, what: dict[str, Any], front: list[Tensor], told: set[str] = frozenset()) -> set[str]:  # type: ignore[assignment]
-        there = [s for s in self.roster.sessions.copy().values() if s.name not in told]
-        for session in there:
-            session.send("Bye", what, front)
-        return {session.name for session in there}
+            for j, session in self.roster.sessions.items():
+                if j not in told:
+                    parcel = run.state.kept.get(f"client/{j}")
+                    confirmed = 0 if parcel is None else int(parcel.open().get("round", 0))
+                    session.send("Bye", {"cut": run.setup.cuts[0], "confirmed": confirmed}, front)
+                    told.add(j)
+            time.sleep(0.02)
 
     def _admit(self, name: str, said: dict[str, Any]) -> dict[str, Any]:
         read(said, Hello)
