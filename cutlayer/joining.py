@@ -154,7 +154,10 @@ class Joining:
             self.say(f"the server ends the run: {why}")
         cut = frame.words.get("cut")
         vectors = frame.tensors
-        kept = remote.own.load(frame.words.get("confirmed", 0))
+        confirmed = frame.words.get("confirmed", 0)
+        if not isinstance(confirmed, int):
+            raise FrameError(f"a last round {confirmed!r}")
+        kept = remote.own.load(confirmed)
         if not vectors and "w" in kept:  # the front is ours anyway
             vectors, cut = tuple(kept[name] for name in Vectors._fields), welcome.cuts[0]
         if not vectors:
