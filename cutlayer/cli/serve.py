@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cutlayer import config as text
 from cutlayer.cli import flags, live
 from cutlayer.cli.progress import console
-from cutlayer.cli.train import headline, show
+from cutlayer.cli.train import configured, headline, show
 from cutlayer.errors import ContractError
 from cutlayer.extras import needs
-from cutlayer.presets import preset
 
 if TYPE_CHECKING:
     from cutlayer.experiment import Experiment
@@ -127,14 +124,7 @@ def _serve(args: argparse.Namespace) -> int:
     needs("net")
     from cutlayer import hosting
 
-    if args.preset and args.config:
-        raise ContractError("--preset and --config: give one of them")
-    base: Mapping[str, Any] = flags.resolved(text.read(Path(args.config))) if args.config else {}
-    if args.preset:
-        chosen = preset(args.preset)
-        base = text.merge(chosen.comparison.base, chosen.method(None).changes)
-    config = text.parse(text.merge(base, flags.config_values(args)))
-    out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    config, out = configured(args)
     with console.status(f"preparing {config.task}"):
         experiment, service = hosting.start(config, hosting.settings(_settings(args)), out, args.overwrite)
     return attend(experiment, service, args)

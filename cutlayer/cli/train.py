@@ -13,6 +13,7 @@ from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.progress import console
 from cutlayer.cohorts.seam import Comes
+from cutlayer.config import Config
 from cutlayer.errors import ContractError, RankLost, StoreError
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
@@ -100,17 +101,23 @@ def _jobs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--jobs", type=int, default=cores, metavar="N", help="runs at a time (default: one per core)")
 
 
-def _run(args: argparse.Namespace) -> int:
+def configured(args: argparse.Namespace) -> tuple[Config, Path]:
+    """The config of a run, from a preset or a file and from flags; and where it goes."""
+    method = getattr(args, "method", None)
     if args.preset and args.config:
         raise ContractError("--preset and --config: give one of them")
-    if args.method and not args.preset:
-        raise ContractError(f"--method {args.method}: it names one of a --preset's methods")
+    if method and not args.preset:
+        raise ContractError(f"--method {method}: it names one of a --preset's methods")
     base = flags.resolved(text.read(Path(args.config))) if args.config else {}
     if args.preset:
         chosen = preset(args.preset)
-        base = text.merge(chosen.comparison.base, chosen.method(args.method).changes)
+        base = text.merge(chosen.comparison.base, chosen.method(method).changes)
     config = text.parse(text.merge(base, flags.config_values(args)))
-    out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    return config, Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+
+
+def _run(args: argparse.Namespace) -> int:
+    config, out = configured(args)
     with console.status(f"preparing {config.task}"):
         experiment = Experiment.start(config, out, args.overwrite)
     return _train(experiment, args.quiet)
