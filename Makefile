@@ -24,6 +24,7 @@ package:
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/package/wheel .
 	build/package/bin/python -m pip $(INSTALL) build/package/wheel/cutlayer-*.whl
 	cd build/package && bin/cutlayer run --rounds 2 --participation 5 --out run && bin/cutlayer list schemes
+	cd build/package && ! bin/cutlayer certs init
 
 .venv/installed: pyproject.toml constraints.txt
 	@echo "installing into .venv: a minute or two"

@@ -28,6 +28,7 @@ from cutlayer.data.source import source
 from cutlayer.errors import Diverged
 from cutlayer.flat import half
 from cutlayer.net import identity
+from cutlayer.net.frames import written
 from cutlayer.net.hub import Hub
 from cutlayer.run import Run
 from cutlayer.schemes.passes import Loss
@@ -93,6 +94,7 @@ class Service:
             seen=None if self.about.seen is None else dict(self.about.seen),
             class_names=self.about.class_names,
         )
+        list(written("Welcome", words(self.welcome)))  # it fits into a frame, or that is said now
         who = None if net.certs is None else identity.read(net.certs, "server")
         self.hub = Hub(net.listen, who, self._admit, self._revoked)
         self.roster = Roster(self.roster_path)

@@ -56,7 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cutlayer: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("cutlayer: interrupted; `cutlayer resume` on the output folder goes on from here", file=sys.stderr)
+        how = "`cutlayer resume` on the output folder goes on from here"
+        if "join" in (sys.argv[1:] if arguments is None else arguments):
+            how = "the same command takes part again"
+        print(f"cutlayer: interrupted; {how}", file=sys.stderr)
         return 130
     finally:
         leave()

@@ -97,6 +97,8 @@ def written(
         for part in body:
             crc = zlib.crc32(part, crc)
     head = _encode(Head(kind, words, tuple(spec for spec, _ in coded), zstd, crc))
+    if len(head) > HEADER:
+        raise FrameError(f"a header of {len(head):,} bytes, expected at most {HEADER:,}")
     yield from _pieces([LENGTH.pack(len(head)), head, *body])
 
 
