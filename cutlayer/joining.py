@@ -87,7 +87,7 @@ class Joining:
                 return self._end(frame)
             except Gone as error:
                 if self.remote is not None:
-                    self.remote.plan = None
+                    self.remote.anew()
                 closed = closed + 1 if CLOSED in str(error) else 0
                 if self.who is not None and self.welcome is None and closed == SUSPICIOUS:
                     raise AuthError(
