@@ -25,6 +25,7 @@ from cutlayer.net.hub import Event, Hub, Session
 from cutlayer.waves import Wave
 
 AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
+SHORT = ("Features", "CutGrad")  # what may be shortened on its way, at a loss
 TICK = 0.5  # seconds between looks at the clock while waiting for clients
 
 
@@ -194,7 +195,8 @@ class NetCohort:
     def _send(self, kind: str, at: Address, tensors: Sequence[Tensor]) -> None:
         place, rules = self.places.get(at.client), self.rules
         if place is not None:
-            place.session.send(kind, {"at": list(astuple(at))}, tensors, rules.code, rules.zstd)
+            code = rules.code if kind in SHORT else "raw"
+            place.session.send(kind, {"at": list(astuple(at))}, tensors, code, rules.zstd)
             place.asked = time.monotonic()
 
     def _hear(self, kind: str, clients: Sequence[int]) -> list[Any]:

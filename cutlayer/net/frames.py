@@ -87,7 +87,7 @@ def written(
     zstd: bool = False,
     check: bool = False,
 ) -> Iterator[bytes]:
-    """The pieces of a frame. `code`: how floating tensors are shortened, at a loss."""
+    """The pieces of a frame. `code`: how floating tensors are shortened, at a loss; single numbers never are."""
     coded = [_coded(tensor.detach().cpu(), code) for tensor in tensors]
     body = [raw for _, raw in coded]
     if zstd:
@@ -200,7 +200,7 @@ def _coded(tensor: Tensor, code: Code) -> tuple[Spec, memoryview]:
         raise FrameError(f"a tensor of {dtype}; expected one of {', '.join(DTYPES)}")
     straight = (tensor.permute(0, 2, 3, 1) if last else tensor).contiguous()
     scale, used = 1.0, "raw"
-    if code != "raw" and tensor.is_floating_point() and straight.numel():
+    if code != "raw" and tensor.is_floating_point() and tensor.ndim and straight.numel():  # a number is short already
         used = code
         if code == "float16":
             straight = straight.to(torch.float16)
