@@ -19,7 +19,7 @@ from cutlayer.cohorts.contract import Contract
 from cutlayer.cohorts.orders import heard
 from cutlayer.cut import Layout
 from cutlayer.data.source import Source
-from cutlayer.errors import FrameError
+from cutlayer.errors import CutlayerError, FrameError
 from cutlayer.flat import Rows, Style, Vectors, half
 from cutlayer.local import joint
 from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Loss, Momentum, Plan, Report, Smashed, Square
@@ -70,22 +70,30 @@ class Remote:
 
     def answer(self, frame: Frame) -> list[Answer]:
         """What goes back. A frame that is late, doubled or not for this step changes nothing."""
-        with one_thread(), torch.no_grad():
-            match frame.kind:
-                case "Plan":
-                    return self._begin(heard(frame.words, frame.tensors, self.loss))
-                case "Stop":
-                    if [frame.words.get(name) for name in ("round", "attempt")] == list(self._last):
-                        self.plan = None
-                    return []
-                case _ if self.plan is None:
-                    return []
-                case "Features":
-                    return self._turn(frame)
-                case "CutGrad":
-                    return list(self._step(frame))
-                case "Adopt":
-                    return self._adopt(frame)
+        try:
+            with one_thread(), torch.no_grad():
+                return self._answer(frame)
+        except CutlayerError:
+            raise
+        except (RuntimeError, ValueError) as error:  # torch's: a batch of one row, say, where there is batch norm
+            raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
+
+    def _answer(self, frame: Frame) -> list[Answer]:
+        match frame.kind:
+            case "Plan":
+                return self._begin(heard(frame.words, frame.tensors, self.loss))
+            case "Stop":
+                if [frame.words.get(name) for name in ("round", "attempt")] == list(self._last):
+                    self.plan = None
+                return []
+            case _ if self.plan is None:
+                return []
+            case "Features":
+                return self._turn(frame)
+            case "CutGrad":
+                return list(self._step(frame))
+            case "Adopt":
+                return self._adopt(frame)
         raise FrameError(f"a {frame.kind[:20]!r}, which no server sends")
 
     def _begin(self, plan: Plan) -> list[Answer]:
