@@ -74,6 +74,7 @@ SMASHED: dict[str, Breach] = {
     "the server's kind": (lambda m: like(m, kind="CutGrad"), "a 'CutGrad' where a Smashed was due"),
     "a report, early": (lambda m: like(moved(m, step=-2), kind="Report"), "a 'Report' where a Smashed was due"),
 }
+SOME = {name: SMASHED[name] for name in ("NaN", "wider", "too many rows", "label -1", "next step", "another kind")}
 REPORTS: dict[str, Breach] = {
     "NaN": (lambda m: like(m, nan(m[2][0]), *m[2][1:]), "weights with NaN or infinity"),
     "infinite statistics": (
@@ -123,8 +124,8 @@ MEMORY: dict[str, Breach] = {
 }
 GROUPS: dict[str, tuple[Mapping[str, Breach], str, What, int, dict[str, Any]]] = {
     "smashed": (SMASHED, "Smashed", "step", 1, {}),
-    "smashed-sflv2": (SMASHED, "Smashed", "step", 1, {"scheme": "sflv2"}),
-    "smashed-cyclesfl": (SMASHED, "Smashed", "step", 1, {"scheme": "cyclesfl"}),
+    "smashed-sflv2": (SOME, "Smashed", "step", 1, {"scheme": "sflv2"}),
+    "smashed-cyclesfl": (SOME, "Smashed", "step", 1, {"scheme": "cyclesfl"}),
     "report": (REPORTS, "Report", "step", REPORT, {}),
     "features": (FEATURES, "FeatureGrad", "features", 1, {"labels": "stay"}),
     "square": (SQUARES, "Square", "square", 1, {"local": cl.FedNAR(max_norm=0.5)}),
