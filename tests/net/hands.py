@@ -34,9 +34,11 @@ def dialled(port: int, name: str) -> tuple[Line, Welcome]:
     return line, read(line.greet(words(Hello())), Welcome)
 
 
-def bent(j: int, data: Data, bend: Bend, out: Path, log: list[str] | None = None) -> Guest:
+def bent(
+    j: int, data: Data, bend: Bend, out: Path, log: list[str] | None = None, model: nn.Module | None = None
+) -> Guest:
     """Client j, who computes as it should and sends what it likes. `log`: what ended it."""
-    model = network()
+    model = network() if model is None else model
 
     def load(welcome: Welcome) -> tuple[nn.Module, Any]:
         return copy.deepcopy(model), source(data[j], torch.float32, "data")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import cutlayer as cl
 from cutlayer.joining import Joined
@@ -258,6 +258,28 @@ def test_frames_of_an_earlier_attempt_change_nothing(tmp_path: Path) -> None:
     assert played.result.history[0].faults == played.result.history[2].faults == ()
     simulator = cl.train(network(), DATA, test=DATA[0], backend="loop", **training)
     assert same(played.result.model, simulator.model)
+
+
+def test_a_late_frame_may_be_longer_than_those_of_now(tmp_path: Path) -> None:
+    """Each round has a cut of its own; a frame of the round before is late, and not above the limit."""
+    torch.manual_seed(0)
+    wide = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3000), nn.Sequential(nn.Tanh(), nn.Linear(3000, 3)))
+    past: list[Answer] = []
+    late: list[tuple[int, int]] = []
+
+    def bend(answer: Answer) -> Iterable[Answer]:
+        before = past[-1:] if at(answer)[2] == 0 and past and at(past[-1])[1] < at(answer)[1] else []
+        late.extend((one[2][0].numel(), answer[2][0].numel()) for one in before)
+        if answer[0] == "Smashed":
+            past.append(answer)
+        return [*before, answer]
+
+    training = BASE | {"rounds": 6, "cut": (0, 1)}
+    guests = {BAD: bent(BAD, DATA, bend, tmp_path, model=wide)}
+    played = play(tmp_path, DATA, guests=guests, model=wide, **training)
+    assert any(was > 100 * now for was, now in late), late
+    assert [record.faults for record in played.result.history] == [()] * 6
+    assert same(played.result.model, cl.train(wide, DATA, test=DATA[0], backend="loop", **training).model)
 
 
 def test_flooding(tmp_path: Path) -> None:
