@@ -69,9 +69,14 @@ class Feed:
         full, rest = divmod(self.steps, each)
         return [each] * full + [rest] * (rest > 0)
 
+    def total(self, samples: int) -> int:
+        """T_j, however large: nothing is made for it."""
+        each = self.per_epoch(samples)
+        return 0 if each == 0 else each * self.epochs if self.steps is None else self.steps
+
     def batches(self, samples: int, round: int, client: int, place: int = 0) -> Iterator[Indices]:
         """The row indices of each step of a round; `place`: the batches taken in earlier rounds, for `onward`."""
-        each, total = self.per_epoch(samples), sum(self.epochs_of(samples))
+        each, total = self.per_epoch(samples), self.total(samples)
         first, round = (place, 0) if self.onward else (0, round)
         for k in range(first, first + total):
             epoch, step = divmod(k, each)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from cutlayer.cohorts.greeting import Welcome
@@ -23,6 +24,7 @@ from cutlayer.net.frames import DTYPES
 from cutlayer.terms import Limits
 
 LARGEST = 65_536  # parameter of a model that a server may ask for: blocks, or numbers in a layer
+DEPTH = 1000  # layers of a model by name, at most
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,14 @@ class Guest:
             raise ContractError(
                 "the server trains a model of its own: expected the same one here, with cl.join(model=)"
             )
-        spec = complete("model", welcome.model)
-        for name, number in spec.items():
-            expect(
-                not isinstance(number, int) or number <= LARGEST,
-                f"the server's model: {name}",
-                number,
-                "a modest number",
-            )
+        try:
+            spec = complete("model", welcome.model)
+        except ValidationError as error:
+            raise ContractError(f"the server's model = {welcome.model}: {error.errors()[0]['msg']}") from error
+        for name, number in spec.items():  # each layer costs memory, however narrow it is
+            most = DEPTH if name == "depth" else LARGEST
+            good = not isinstance(number, int) or number <= most
+            expect(good, f"the server's model: {name}", number, f"at most {most}")
         if welcome.classes is None:
             raise ContractError("the server says no number of classes, which a model by name needs")
         with torch.device("meta"):
@@ -71,6 +73,8 @@ class Guest:
         expect(shape == welcome.shape, "data: rows of shape", shape, f"the server's, {welcome.shape}")
         rows = _named(rows, names, welcome)
         seen, mine = heard(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
+        pad = getattr(seen, "pad", 0)
+        expect(0 <= pad <= max(shape, default=0), "the server's rows: pad", pad, f"at most the images' {shape}")
         kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
         expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
         return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")

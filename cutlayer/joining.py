@@ -17,7 +17,7 @@ from torch import nn
 from cutlayer import store
 from cutlayer.cohorts.contract import agreed
 from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
-from cutlayer.cut import Layout, blocks_of, device_of
+from cutlayer.cut import Layout, blocks_of, cut_range, device_of
 from cutlayer.data.source import Source
 from cutlayer.errors import AuthError, ContractError, FrameError, TransportError, expect
 from cutlayer.flat import Half, Style, Vectors
@@ -86,7 +86,7 @@ class Joining:
                 return self._end(frame)
             except Gone as error:
                 if self.remote is not None:
-                    self.remote.plan = None
+                    self.remote.anew()
                 if there:
                     alone = time.monotonic()
                 closed = closed + 1 if CLOSED in str(error) else 0
@@ -118,6 +118,7 @@ class Joining:
         model, rows = self.load(welcome)
         expect(len(rows) > 0, "data", "no rows", "at least one row")
         layout = Layout(len(blocks_of(model)), tail=int(welcome.labels == "stay"))
+        cut_range(welcome.cuts, layout)
         mine = digest(model, layout, welcome.cuts[1])
         expect(mine == welcome.front, "model", f"front {mine}", f"the server's, {welcome.front}: the same blocks")
         try:
@@ -169,8 +170,9 @@ class Joining:
         twin = copy.deepcopy(blocks)
         part = Half([twin[index] for index in which], device_of(twin))
         for vector, size, dtype in zip(vectors, part.sizes, part.dtypes, strict=True):
-            if tuple(vector.shape) != (size,) or vector.dtype != dtype:
-                raise FrameError(f"a last front of {vector.dtype} {tuple(vector.shape)}, expected {dtype} {size}")
+            if tuple(vector.shape) != (size,) or vector.dtype != dtype or not bool(torch.isfinite(vector).all()):
+                found = f"{vector.dtype} {tuple(vector.shape)}"
+                raise FrameError(f"a last front of {found}, expected finite {dtype} {size}")
         part.write(Vectors(*vectors))
         front = nn.Sequential(*(twin[index] for index in sorted(which)))
         path = self.out / welcome.run / self.name / "front.safetensors"

@@ -15,16 +15,13 @@ from cutlayer.files import write_aside
 
 
 class Own:
-    """Files own-N.safetensors, N the round they are from; the newest two are kept."""
+    """Files own-N.safetensors, N the round they are from. Only the end of a round removes any."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def load(self, confirmed: int) -> dict[str, Tensor]:
-        """What was kept at the end of that round (0: nothing yet); whatever is newer did not count, and goes."""
-        for n in self._rounds():
-            if n > confirmed:
-                self._path(n).unlink(missing_ok=True)
+        """What was kept at the end of that round (0: nothing yet)."""
         if confirmed == 0:
             return {}
         try:
@@ -35,11 +32,12 @@ class Own:
                 f"cannot be read: {error}"
             ) from error
 
-    def keep(self, n: int, tensors: Mapping[str, Tensor]) -> None:
+    def keep(self, n: int, tensors: Mapping[str, Tensor], confirmed: int) -> None:
+        """The end of round n, beside what it began with; everything else did not count, or no longer does, and goes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_aside(self._path(n), save({name: tensor.contiguous() for name, tensor in tensors.items()}))
-        for old in self._rounds()[:-2]:
-            self._path(old).unlink(missing_ok=True)
+        for other in set(self._rounds()) - {n, confirmed}:
+            self._path(other).unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:
         names = (path.stem.removeprefix("own-") for path in self.folder.glob("own-*.safetensors"))

@@ -7,7 +7,7 @@ CutGrad -> [Square] Momentum, or the next Smashed, or its Report           Adopt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from cutlayer.cohorts.contract import Contract
 from cutlayer.cohorts.orders import heard
 from cutlayer.cut import Layout
 from cutlayer.data.source import Source
-from cutlayer.errors import FrameError
-from cutlayer.flat import Rows, Style, half
+from cutlayer.errors import CutlayerError, FrameError
+from cutlayer.flat import Rows, Style, Vectors, half
+from cutlayer.local import joint
 from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Loss, Momentum, Plan, Report, Smashed, Square
 from cutlayer.net.frames import Frame
-from cutlayer.optim import Memory
+from cutlayer.optim import Memory, Moments
 from cutlayer.own import Own
 from cutlayer.terms import Limits
 from cutlayer.workers import one_thread
@@ -53,6 +54,8 @@ class Remote:
         self._cut: int | None = None
         self.plan: Plan | None = None
         self.round = 0
+        self._last = (-1, -1)  # the round and attempt of the last plan on this stream
+        self._turned = -1  # the last step whose features it has answered
 
     @property
     def limit(self) -> int:
@@ -61,47 +64,62 @@ class Remote:
             return max(self.contract.longest(L, 0) for L in self.contract.sizes)
         return self.contract.longest(self.plan.cut, self.plan.feed.batch_size)
 
+    def anew(self) -> None:
+        """The stream has broken: what was under way is over, and the next one may begin anywhere."""
+        self.plan, self._last = None, (-1, -1)
+
     def answer(self, frame: Frame) -> list[Answer]:
         """What goes back. A frame that is late, doubled or not for this step changes nothing."""
-        with one_thread(), torch.no_grad():
-            match frame.kind:
-                case "Plan":
-                    return self._begin(heard(frame.words, frame.tensors, self.loss))
-                case "Stop":
+        try:
+            with one_thread(), torch.no_grad():
+                return self._answer(frame)
+        except CutlayerError:
+            raise
+        except (RuntimeError, ValueError) as error:  # torch's: a batch of one row, say, where there is batch norm
+            raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
+
+    def _answer(self, frame: Frame) -> list[Answer]:
+        match frame.kind:
+            case "Plan":
+                return self._begin(heard(frame.words, frame.tensors, self.loss))
+            case "Stop":
+                if [frame.words.get(name) for name in ("round", "attempt")] == list(self._last):
                     self.plan = None
-                    return []
-                case _ if self.plan is None:
-                    return []
-                case "Features":
-                    back = self.client.turn(Features(self._at(frame), *self._tensors(frame, 1)))
-                    return [] if back is None else [_written(back)]
-                case "CutGrad":
-                    return list(self._step(frame))
-                case "Adopt":
-                    n = len(self.plan.optimizer.betas)
-                    return self._adopt(Momentum(self._at(frame), tuple(self._tensors(frame, n))))
+                return []
+            case _ if self.plan is None:
+                return []
+            case "Features":
+                return self._turn(frame)
+            case "CutGrad":
+                return list(self._step(frame))
+            case "Adopt":
+                return self._adopt(frame)
         raise FrameError(f"a {frame.kind[:20]!r}, which no server sends")
 
     def _begin(self, plan: Plan) -> list[Answer]:
+        if (plan.address.round, plan.address.attempt) <= self._last:
+            return []
         self._check(plan)
         if self._seat is None or plan.cut != self._cut:
             rows = Rows(half(self.model, self.layout.client(plan.cut), self.device, self.style), 1)
             self._seat, self._cut = Seat(rows, Memory(plan.optimizer, rows.w), 0), plan.cut
         elif len(self._seat.memory.moments) != len(plan.optimizer.betas):
             self._seat.memory = Memory(plan.optimizer, self._seat.rows.w)
-        self._fits(plan, self._seat)
         kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else {}
         if plan.start is None and "w" not in kept:
             raise FrameError("a plan without a front, where none has been kept")
-        self.plan = plan = replace(plan, own=kept)
+        plan = replace(plan, own=kept)
+        self._fits(plan, self._seat)
+        self.plan = plan
+        self._last, self._turned = (plan.address.round, plan.address.attempt), -1
         self.client, self.round = Client(plan.address.client, self.source), plan.address.round
         self.client.open(plan, self._seat)
-        self.steps = sum(plan.feed.epochs_of(len(self.source)))
+        self.steps = plan.feed.total(len(self.source))
         return self._next()
 
     def _check(self, plan: Plan) -> None:
         """The client's own limits."""
-        limits, steps = self.limits, sum(plan.feed.epochs_of(len(self.source)))
+        limits, steps = self.limits, plan.feed.total(len(self.source))
         for what, value, good, expected in (
             ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
             ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,}"),
@@ -114,23 +132,45 @@ class Remote:
                 raise FrameError(f"a plan with {what} = {value}, expected {expected}")
 
     def _fits(self, plan: Plan, seat: Seat) -> None:
-        """Vectors of the front's sizes and types, and finite."""
-        sizes, dtypes = seat.rows.half.sizes, seat.rows.half.dtypes
-        for vector, size, dtype in zip(plan.start or (), sizes, dtypes, strict=False):
+        """Vectors of the front's sizes and types, and finite: those it begins with, and those it kept."""
+        sizes, dtypes, own = seat.rows.half.sizes, seat.rows.half.dtypes, plan.own
+        start = plan.start or Vectors(own["w"], own["b"], own["i"])
+        for vector, size, dtype in zip(start, sizes, dtypes, strict=True):
             _vector(vector, size, dtype)
-        for moment in plan.memory.m if plan.memory else ():
-            _vector(moment, sizes[0], dtypes[0])
+        memory = plan.memory or (Moments.read(own) if "t" in own else None)
+        if memory is not None:
+            self._moments(memory.m, plan)
+
+    def _moments(self, m: Sequence[Tensor], plan: Plan) -> None:
+        if len(m) != len(plan.optimizer.betas):
+            raise FrameError(f"{len(m)} moments, where {type(plan.optimizer).__name__} has {len(plan.optimizer.betas)}")
+        for moment in m:
+            _vector(moment, self.contract.sizes[plan.cut][0], self.contract.dtype)
+
+    def _turn(self, frame: Frame) -> list[Answer]:
+        at, (z,), shape = self._at(frame), self._tensors(frame, 1), self.contract.z
+        if shape is None:
+            raise FrameError("features, where labels are sent")
+        if at != self.client.here() or not self.client.waits or at.step == self._turned:
+            return []
+        _like(z, (len(self.client.smashed), *shape), self.contract.dtype, "features")
+        self._turned = at.step
+        back = self.client.turn(Features(at, z))
+        return [] if back is None else [_written(back)]
 
     def _step(self, frame: Frame) -> Iterator[Answer]:
         assert self.plan is not None
         at = self._at(frame)
-        grad, *square = frame.tensors or self._tensors(frame, 1)
+        grad, *square = self._tensors(frame, 1 + joint(self.plan.local))
         if at != self.client.here() or not self.client.waits:
             return
-        a = self.client.smashed
-        good = grad.shape == a.shape and grad.dtype == a.dtype and bool(torch.isfinite(grad).all())
-        if not good or len(square) > 1:
-            raise FrameError(f"a gradient of {grad.dtype} {tuple(grad.shape)}, expected finite {tuple(a.shape)}")
+        if self.layout.tail and self._turned != at.step:
+            raise FrameError("a gradient before its features")
+        _like(grad, tuple(self.client.smashed.shape), self.contract.dtype, "a gradient")
+        for norm in square:
+            _like(norm, (), torch.float64, "a squared norm")
+            if norm < 0:
+                raise FrameError("a squared norm below 0")
         back = self.client.backward(CutGrad(at, grad.to(self.device), None, square[0] if square else None))
         if back is not None:
             yield _written(back)
@@ -139,10 +179,15 @@ class Remote:
         else:
             yield from self._next()
 
-    def _adopt(self, fused: Momentum) -> list[Answer]:
-        if fused.address != self.client.here():
+    def _adopt(self, frame: Frame) -> list[Answer]:
+        assert self.plan is not None
+        at, m = self._at(frame), frame.tensors
+        if not self.plan.fuses:
+            raise FrameError("moments that nobody asked for")
+        if at != self.client.here() or self.client.waits:
             return []
-        self.client.adopt(fused)
+        self._moments(m, self.plan)
+        self.client.adopt(Momentum(at, m))
         return self._next()
 
     def _next(self) -> list[Answer]:
@@ -152,7 +197,10 @@ class Remote:
             return [_written(self.client.forward())]
         report = self.client.close()
         if self.plan.keeps_half or self.plan.keeps_memory:
-            self.own.keep(self.plan.address.round, report.own(self.plan.keeps_half, self.plan.keeps_memory))
+            kept = report.own(self.plan.keeps_half, self.plan.keeps_memory)
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.values()):
+                raise FrameError(f"orders after which, at the end of round {self.round}, what is kept is not finite")
+            self.own.keep(self.plan.address.round, kept, self.plan.confirmed)
         self.plan = None
         return [_written(report)]
 
@@ -188,6 +236,9 @@ def _written(message: Smashed | FeatureGrad | Square | Momentum | Report) -> Ans
 
 
 def _vector(x: Tensor, size: int, dtype: torch.dtype) -> None:
-    good = x.dtype == dtype and tuple(x.shape) == (size,)
-    if not good or (x.is_floating_point() and not bool(torch.isfinite(x).all())):
-        raise FrameError(f"a vector of {x.dtype} {tuple(x.shape)}, expected finite {dtype} of {size}")
+    _like(x, (size,), dtype, "a vector")
+
+
+def _like(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    if x.dtype != dtype or tuple(x.shape) != shape or not bool(torch.isfinite(x).all()):
+        raise FrameError(f"{what} of {x.dtype} {tuple(x.shape)}, expected finite {dtype} {shape}")

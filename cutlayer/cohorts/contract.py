@@ -50,7 +50,7 @@ class Contract:
         n, (w, b, i) = self.dtype.itemsize, self.sizes[cut]
         smashed = batch * (math.prod(self.a[cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
         features = batch * math.prod(self.z or ()) * n
-        return WORDS + max(smashed, features, (w * (1 + MOMENTS) + b) * n + 8 * i)
+        return WORDS + max(smashed, features, w * (1 + MOMENTS) * n + b * self.buffers.itemsize + 8 * i)
 
     def message(self, frame: Frame, plan: Plan, step: int, samples: int) -> Any:
         """The frame as a message: of this plan's client, at this step of its own (a report: -1)."""

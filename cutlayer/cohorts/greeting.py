@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from torch import nn
 from cutlayer.cut import Layout, blocks_of
 from cutlayer.errors import FrameError
 from cutlayer.net import Code
-from cutlayer.net.frames import VERSION
+from cutlayer.net.frames import DTYPES, VERSION
 from cutlayer.rng import Randomness
 
 
@@ -45,6 +47,19 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seen: dict[str, Any] | None = None
     class_names: tuple[str, ...] = ()
     version: int = VERSION
+
+    def __post_init__(self) -> None:
+        """A client names a folder after the run, and writes some of this down."""
+        for field, good in (
+            ("run", re.fullmatch("[A-Za-z0-9]{1,64}", self.run) is not None),
+            ("cuts", 0 <= self.cuts[0] <= self.cuts[1]),
+            ("dtype", self.dtype in DTYPES),
+            ("shape", len(self.shape) < 8 and all(1 <= side < 2**31 for side in self.shape)),
+            ("classes", self.classes is None or 1 <= self.classes < 2**31),
+        ):
+            if not good:
+                raise ValueError(f"{field} = {getattr(self, field)!r}")
+        json.dumps([self.model, self.seen])  # plain values, or a TypeError
 
 
 def read(words: dict[str, Any], kind: type[Any]) -> Any:

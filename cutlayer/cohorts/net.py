@@ -151,7 +151,7 @@ class NetCohort:
             if session is None:
                 self._faults.append(f"{self.roster.names[j]}: gone before its turn")
                 continue
-            session.reader.limit = self.contract.limit(plan)
+            session.limit = session.reader.limit = max(session.limit, self.contract.limit(plan))
             session.send("Plan", *told(plan), zstd=self.rules.zstd)
             self.places[j] = Place(plan, session)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from torch import Tensor
@@ -17,6 +17,7 @@ from cutlayer.local import FedNAR, FedProx, Local
 from cutlayer.messages import Address, Loss, Plan
 from cutlayer.optim import NAG, SGD, Adam, AdamW, Moments, Optimizer
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 OPTIMIZERS: dict[str, Any] = {"SGD": SGD, "NAG": NAG, "Adam": Adam, "AdamW": AdamW}
 LOCALS: dict[str, Any] = {"FedProx": FedProx, "FedNAR": FedNAR}
 
@@ -31,10 +32,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A plan without its tensors; `moments`: how many there are of the optimizer's memory, `t` steps old."""
 
-    round: int
-    client: int
-    attempt: int
-    cut: int
+    round: Count
+    client: Count
+    attempt: Count
+    cut: Count
     feed: dict[str, int | bool | str | None]
     optimizer: Part
     eta: float
@@ -42,13 +43,13 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise: float
     stays: bool
     starts: bool
-    moments: int
-    t: int
+    moments: Count
+    t: Count
     shares_memory: bool
     keeps_half: bool
     keeps_memory: bool
     fuses: bool
-    confirmed: int
+    confirmed: Count
 
 
 def told(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
@@ -81,7 +82,7 @@ def heard(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -
     """The plan again. `loss`: the client's own, for labels that stay."""
     try:
         o = msgspec.convert(words, Orders)
-        feed = Feed(**o.feed)  # type: ignore[arg-type]  # it checks itself
+        feed = msgspec.convert(asdict(Feed(**o.feed)), Feed)  # type: ignore[arg-type]  # its names, then their types
         optimizer = _built(o.optimizer, OPTIMIZERS, "optimizer")
         local = None if o.local is None else _built(o.local, LOCALS, "local")
     except (msgspec.ValidationError, TypeError, ContractError) as error:

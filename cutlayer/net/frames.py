@@ -28,6 +28,8 @@ CHUNK = 2**20  # bytes of a piece; gRPC's own limit is four times that
 HEADER = 2**16  # bytes of a header
 LARGEST = torch.finfo(torch.float16).max
 LENGTH = struct.Struct("<I")
+CRC = 4  # bytes of a checksum
+WINDOW = 2**10  # bytes, the least that zstd looks back
 MORE, LAST = b"\x01", b"\x00"
 DTYPES = {
     "float32": torch.float32,
@@ -62,7 +64,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     words: dict[str, Any]
     tensors: tuple[Spec, ...] = ()
     packed: bool = False  # the tensors' bytes, by zstd
-    check: int | None = None  # crc32 of the tensors' bytes, where no TLS guards them
+    check: bytes | None = None  # where no TLS guards the frame: crc32 of all else. The header's last four bytes
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -86,17 +88,14 @@ def written(
     zstd: bool = False,
     check: bool = False,
 ) -> Iterator[bytes]:
-    """The pieces of a frame. `code`: how floating tensors are shortened, at a loss."""
+    """The pieces of a frame. `code`: how floating tensors are shortened, at a loss; single numbers never are."""
     coded = [_coded(tensor.detach().cpu(), code) for tensor in tensors]
     body = [raw for _, raw in coded]
     if zstd:
         body = [memoryview(zstandard.compress(b"".join(body)))]
-    crc = None
+    head = _encode(Head(kind, words, tuple(spec for spec, _ in coded), zstd, bytes(CRC) if check else None))
     if check:
-        crc = 0
-        for part in body:
-            crc = zlib.crc32(part, crc)
-    head = _encode(Head(kind, words, tuple(spec for spec, _ in coded), zstd, crc))
+        head = head[:-CRC] + _crc([head[:-CRC], *body])
     if len(head) > HEADER:
         raise FrameError(f"a header of {len(head):,} bytes, expected at most {HEADER:,}")
     yield from _pieces([LENGTH.pack(len(head)), head, *body])
@@ -147,7 +146,7 @@ def decoded(blob: bytearray, limit: int) -> Frame:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"a header that cannot be read: {error}") from error
     body = memoryview(blob)[LENGTH.size + size :]
-    if head.check is not None and zlib.crc32(body) != head.check:
+    if head.check is not None and _crc([memoryview(blob)[LENGTH.size : LENGTH.size + size - CRC], body]) != head.check:
         raise FrameError("damaged on its way: the checksum differs")
     for spec in head.tensors:
         _check(spec)
@@ -155,12 +154,7 @@ def decoded(blob: bytearray, limit: int) -> Frame:
     if wanted > limit:
         raise FrameError(f"tensors of {wanted:,} bytes, of which at most {limit:,} are expected here")
     if head.packed:
-        try:
-            if zstandard.frame_content_size(body) != wanted:  # what it says is what would be allocated
-                raise FrameError(f"compressed bytes that are not those of tensors of {wanted:,}")
-            body = memoryview(bytearray(zstandard.ZstdDecompressor().decompress(body, max_output_size=max(wanted, 1))))
-        except zstandard.ZstdError as error:
-            raise FrameError(f"compressed bytes that cannot be read: {error}") from error
+        body = _unpacked(body, wanted)
     if len(body) != wanted:
         raise FrameError(f"{len(body):,} bytes for tensors of {wanted:,}")
     tensors, at = [], 0
@@ -170,11 +164,30 @@ def decoded(blob: bytearray, limit: int) -> Frame:
     return Frame(head.kind, head.words, tuple(tensors), len(blob))
 
 
+def _crc(parts: Sequence[bytes | memoryview]) -> bytes:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc.to_bytes(CRC, "little")
+
+
+def _unpacked(body: memoryview, wanted: int) -> memoryview:
+    """zstd would make room for whatever its own header announces, so that is looked at first."""
+    try:
+        announced = zstandard.get_frame_parameters(body)
+        if announced.content_size != wanted or announced.window_size > max(wanted, WINDOW):
+            raise FrameError(f"{announced.content_size:,} compressed bytes for tensors of {wanted:,}")
+        return memoryview(bytearray(zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)))
+    except zstandard.ZstdError as error:
+        raise FrameError(f"compressed bytes that cannot be read: {error}") from error
+
+
 def _check(spec: Spec) -> None:
     good = (
         spec.dtype in DTYPES
         and len(spec.shape) <= 8
         and all(0 <= side < 2**31 for side in spec.shape)
+        and math.prod(max(side, 1) for side in spec.shape) < 2**48  # an empty tensor has strides too
         and (not spec.last or len(spec.shape) == 4)
         and (spec.code == "raw" or DTYPES[spec.dtype].is_floating_point)
         and math.isfinite(spec.scale)
@@ -190,7 +203,7 @@ def _coded(tensor: Tensor, code: Code) -> tuple[Spec, memoryview]:
         raise FrameError(f"a tensor of {dtype}; expected one of {', '.join(DTYPES)}")
     straight = (tensor.permute(0, 2, 3, 1) if last else tensor).contiguous()
     scale, used = 1.0, "raw"
-    if code != "raw" and tensor.is_floating_point() and straight.numel() and tensor.ndim:
+    if code != "raw" and tensor.is_floating_point() and tensor.ndim and straight.numel():  # a number is short already
         used = code
         if code == "float16":
             straight = straight.clamp(-LARGEST, LARGEST).to(torch.float16)

@@ -64,6 +64,7 @@ class Session:
     check: bool  # frames carry a checksum: no TLS guards them
     out: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNREAD))
+    limit: int = 0  # bytes of the longest frame that has been asked of it; a late one may still come
     up: int = 0  # bytes
     down: int = 0
     since: float = field(default_factory=time.monotonic)
