@@ -23,7 +23,6 @@ from cutlayer.experiment import build_model
 from cutlayer.net.frames import DTYPES
 from cutlayer.terms import Limits
 
-LARGEST = 65_536  # parameter of a model that a server may ask for: blocks, or numbers in a layer
 DEPTH = 1000  # layers of a model by name, at most
 
 
@@ -50,10 +49,8 @@ class Guest:
             spec = complete("model", welcome.model)
         except ValidationError as error:
             raise ContractError(f"the server's model = {welcome.model}: {error.errors()[0]['msg']}") from error
-        for name, number in spec.items():  # each layer costs memory, however narrow it is
-            most = DEPTH if name == "depth" else LARGEST
-            good = not isinstance(number, int) or number <= most
-            expect(good, f"the server's model: {name}", number, f"at most {most}")
+        depth = spec.get("depth", 1)  # each layer costs memory, however narrow it is
+        expect(depth <= DEPTH, "the server's model: depth", depth, f"at most {DEPTH}")
         if welcome.classes is None:
             raise ContractError("the server says no number of classes, which a model by name needs")
         with torch.device("meta"):
