@@ -68,12 +68,12 @@ class Closing:
         self.backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
         self.mean_s.add(self.backs, [1.0] if one else p)
         relayed = s.scheme.carry == "relay"
-        if self.fronts:
+        known = bool(self.fronts) or self.team.size > 1  # among ranks, one may have nothing to add
+        if known:
             self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
         self.made |= self._parcels(closed, reports, p)
         self.reports += reports
         if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
-            known = bool(self.fronts) or self.team.size > 1
             drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.team) if known else None
             self.drift = (
                 0.0 if relayed else drift_c,
