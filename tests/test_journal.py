@@ -11,7 +11,7 @@ from cutlayer import journal
 from cutlayer.errors import StoreError
 from cutlayer.records import Round
 
-WHO = {"clients": (1, 2), "client_steps": (3, 4), "client_samples": (24, 32)}
+WHO = {"clients": (1, 2), "client_steps": (3, 4), "client_samples": (24, 32), "faults": ("a: gone",)}
 BLANK = Round(**{f.name: 0 for f in fields(Round)} | WHO | {"sim_seconds": None, "accuracy": 0.5})
 
 
