@@ -191,13 +191,11 @@ def test_a_server_that_repeats_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     data = rows((8, 12, 9))
     training = {"cut": 0, "rounds": 3, "batch_size": 4, "local_epochs": 1, **ROUNDS[name]}
     model = network()
-    model[3] = torch.nn.Sequential(
-        model[3], torch.nn.BatchNorm1d(3)
-    )  # so that a pass too many through the last block shows
+    model[3] = torch.nn.Sequential(model[3], torch.nn.BatchNorm1d(3))  # a pass too many through it would show
     echo = Echo(monkeypatch, late)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="clients keep their fronts")
-        played = play(tmp_path, data, model=model, **training)
+        played = play(tmp_path, data, {"deadline": 5.0}, model=model, **training)
         simulated = cl.train(model, data, test=data[0], backend="loop", **training)
     keeps = name == "keeps"
     assert echo.sent > 10 and all(record.faults == () for record in played.result.history)
