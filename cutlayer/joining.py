@@ -62,7 +62,7 @@ class Joining:
 
     def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
-        expect(bool(host) and port.isdigit(), "server", self.server, "HOST:PORT")
+        expect(bool(host) and port.isdecimal() and int(port) < 2**16, "server", self.server, "HOST:PORT")
         expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
         if self.certs is None and not self.insecure and host not in LOOPBACK:
             raise ContractError(

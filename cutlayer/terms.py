@@ -39,7 +39,7 @@ class Net:
 
     def __post_init__(self) -> None:
         host, _, port = self.listen.rpartition(":")
-        expect(bool(host) and port.isdigit() and int(port) < 2**16, "listen", self.listen, "HOST:PORT")
+        expect(bool(host) and port.isdecimal() and int(port) < 2**16, "listen", self.listen, "HOST:PORT")
         expect(self.min_clients >= 1, "min_clients", self.min_clients, "a whole number, at least 1")
         expect(0 < self.quorum <= 1, "quorum", self.quorum, "a share in (0, 1]")
         expect(self.over_selection >= 1, "over_selection", self.over_selection, "a factor, at least 1")

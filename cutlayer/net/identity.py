@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cutlayer.errors import AuthError, ContractError, StoreError, expect
+from cutlayer.files import write_aside
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 RESERVED = ("ca", "server")
@@ -50,10 +52,14 @@ def read(folder: Path, name: str = "") -> Identity:
     except OSError as error:
         raise StoreError(f"{folder}: expected key.pem, cert.pem and ca.pem in it; {error}") from error
     try:
-        until = x509.load_pem_x509_certificate(cert).not_valid_after_utc
+        mine = x509.load_pem_x509_certificate(cert)
+        fits = serialization.load_pem_private_key(key, None).public_key() == mine.public_key()
         x509.load_pem_x509_certificates(ca)
-    except ValueError as error:
-        raise StoreError(f"{folder}: a damaged certificate: {error}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{folder}: a damaged certificate or key: {error}") from error
+    if not fits:
+        raise StoreError(f"{folder}: key.pem is not the key of cert.pem")
+    until = mine.not_valid_after_utc
     if until < datetime.datetime.now(datetime.UTC):
         raise AuthError(f"{folder}: its certificate has expired on {until:%Y-%m-%d}; expected a new one")
     return Identity(key, cert, ca)
@@ -69,6 +75,8 @@ def create(folder: Path, hosts: Sequence[str]) -> list[Path]:
     """A new authority, and a certificate for a server that is reached by these names and addresses."""
     if (folder / "ca" / "ca.key").exists():
         raise StoreError(f"{folder / 'ca'}: there is an authority already; clients of a new one would not be believed")
+    found = [_host(host) for host in hosts]
+    expect(len(found) > 0, "hosts", list(hosts), "a name or address by which clients reach the server")
     key = ec.generate_private_key(ec.SECP256R1())
     name = _named("cutlayer authority")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -85,7 +93,7 @@ def create(folder: Path, hosts: Sequence[str]) -> list[Path]:
 def issue(folder: Path, name: str) -> list[Path]:
     """A certificate for a client."""
     check_name(name)
-    return _issue(folder, name, [name], ExtendedKeyUsageOID.CLIENT_AUTH, YEARS["client"])
+    return _issue(folder, name, [], ExtendedKeyUsageOID.CLIENT_AUTH, YEARS["client"])
 
 
 def revoke(folder: Path, name: str) -> Path:
@@ -93,7 +101,9 @@ def revoke(folder: Path, name: str) -> Path:
     check_name(name)
     path = folder / "server" / REVOKED
     names = revoked(folder / "server") | {name}
-    return _write(path, "".join(f"{one}\n" for one in sorted(names)).encode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_aside(path, "".join(f"{one}\n" for one in sorted(names)).encode())  # a server may be reading it
+    return path
 
 
 def revoked(server: Path) -> set[str]:
@@ -106,7 +116,10 @@ def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
     certs = sorted(folder.glob("*/cert.pem"))
     if not certs:
         raise StoreError(f"{folder}: no certificates in it; expected `cutlayer certs init` first")
-    found = [x509.load_pem_x509_certificate(path.read_bytes()) for path in certs]
+    try:
+        found = [x509.load_pem_x509_certificate(path.read_bytes()) for path in certs]
+    except ValueError as error:
+        raise StoreError(f"{folder}: a damaged certificate: {error}") from error
     return [(common_name(cert), cert.not_valid_after_utc) for cert in found]
 
 
@@ -133,14 +146,15 @@ def _issue(folder: Path, name: str, hosts: Sequence[str], use: x509.ObjectIdenti
     ca = x509.load_pem_x509_certificate(ca_pem)
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    cert = (
+    begun = (
         _begun(_named(name), ca.subject, key, ca_key, years)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .sign(ca_key, hashes.SHA256())
     )
+    if hosts:
+        begun = begun.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    cert = begun.sign(ca_key, hashes.SHA256())
     files = (("key.pem", _pem(key)), ("cert.pem", _pem(cert)), ("ca.pem", ca_pem))
     return [_write(target / file, content) for file, content in files]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -26,6 +27,12 @@ from tests.net.play import NAMES, Data, certs, network
 Bend = Callable[[Answer], Iterable[Answer]]
 """What really goes out in place of a message."""
 Guest = Callable[[int], Any]
+
+
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is lost because the machine is busy, and nobody who is gone is waited for at the end."""
+    monkeypatch.setattr("cutlayer.cohorts.net.Patience.seconds", 60.0)
+    monkeypatch.setattr("cutlayer.service.LINGER", 0.2)
 
 
 def dialled(port: int, name: str) -> tuple[Line, Welcome]:

@@ -30,6 +30,7 @@ from cutlayer.net import identity
 from cutlayer.net.frames import Frame, Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from tests.net.fuzz import KINDS, Fuzzer
+from tests.net.hands import unhurried
 from tests.net.play import NAMES, certs, network, play, rows
 from tests.net.station import LIMITS, Station, frame_of, memory_of, played, station
 from tests.net.test_bits import same
@@ -244,6 +245,7 @@ def test_broken_frames_while_others_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Over sockets and TLS, by a client with a good certificate: the others' bits are the simulator's."""
+    unhurried(monkeypatch)
     monkeypatch.setattr("cutlayer.net.hub.Reader", Counting)
     Counting.read_so_far = 0
     streams, rounds, per = 1500, 6, 8

@@ -17,7 +17,7 @@ from cutlayer.joining import Joined
 from cutlayer.net.dial import Gone
 from cutlayer.remote import Answer
 from tests.faults.cohort import REPORT, Fault, What
-from tests.net.hands import Bend, at, bent, dialled, like, simulated
+from tests.net.hands import Bend, at, bent, dialled, like, simulated, unhurried
 from tests.net.play import network, play, rows
 from tests.net.test_bits import same
 
@@ -29,8 +29,8 @@ Breach = Any
 
 
 @pytest.fixture(autouse=True)
-def _short_goodbyes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutlayer.service.LINGER", 0.2)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    unhurried(monkeypatch)
 
 
 def nan(x: Tensor, value: float = math.nan) -> Tensor:

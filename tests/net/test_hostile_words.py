@@ -23,6 +23,7 @@ from cutlayer.net.dial import Refused
 from cutlayer.net.frames import LAST, LENGTH, Frame
 from cutlayer.net.hub import Session
 from tests.net.crooked import files, kept, leaves, met, nan, plan, welcome
+from tests.net.hands import unhurried
 from tests.net.play import NAMES, certs, network, play, rows
 from tests.net.test_bits import same
 
@@ -191,9 +192,8 @@ def test_a_server_that_repeats_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     data = rows((8, 12, 9))
     training = {"cut": 0, "rounds": 3, "batch_size": 4, "local_epochs": 1, **ROUNDS[name]}
     model = network()
-    model[3] = torch.nn.Sequential(
-        model[3], torch.nn.BatchNorm1d(3)
-    )  # so that a pass too many through the last block shows
+    model[3] = torch.nn.Sequential(model[3], torch.nn.BatchNorm1d(3))  # a pass too many through it would show
+    unhurried(monkeypatch)
     echo = Echo(monkeypatch, late)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="clients keep their fronts")
@@ -214,7 +214,7 @@ GUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "a model of its own": ({"model": None}, "the server trains a model of its own"),
     "a parameter nobody knows": ({"model": {"name": "mlp", "hook": 1}}, "hook"),
     "a width in words": ({"model": {"name": "mlp", "width": "wide"}}, "the server's model"),
-    "too many parameters": ({"model": {"name": "mlp", "width": 10**6}}, "at most 1,000,000,000"),
+    "too many parameters": ({"model": {"name": "mlp", "width": 65_000}}, "at most 1,000,000,000"),
     "too deep": ({"model": {"name": "mlp", "width": 1, "depth": 10**9}}, "depth"),
     "no number of classes": ({"model": {"name": "mlp"}, "classes": None}, "no number of classes"),
     "rows of another shape": ({"model": {"name": "mlp"}, "shape": [5]}, "the server's, (5,)"),
