@@ -21,6 +21,7 @@ from cutlayer.service import About, Service
 from cutlayer.terms import Net
 
 FILE = "serve.toml"
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 ALONE = ("devices", "memory_limit", "clients")  # fields of a config that only simulated clients have
 
 
@@ -51,7 +52,10 @@ def read(values: Mapping[str, Any], path: Path) -> tuple[Net, str]:
     run = given.pop("run", None)
     if not isinstance(run, str) or not run.isalnum():
         raise StoreError(f"{path}: damaged: no `run` in it")
-    return settings(given), run
+    try:
+        return settings(given), run
+    except ContractError as error:
+        raise StoreError(f"{path}: damaged: {error}") from error
 
 
 def settings(values: Mapping[str, Any]) -> Net:
@@ -60,10 +64,10 @@ def settings(values: Mapping[str, Any]) -> Net:
     for name, value in values.items():
         if name not in known:
             raise unknown("setting", name, known)
-        kind = type(known[name].default)
-        fits = isinstance(value, kind) or (kind is float and isinstance(value, int)) or name == "certs"
+        kind = str if name == "certs" else type(known[name].default)
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int)) or (name, value) == ("certs", None)
         if not fits or (isinstance(value, bool) and kind is not bool):
-            raise ContractError(f"{name} = {value!r}: expected a {kind.__name__}")
+            raise ContractError(f"{name} = {value!r}: expected {KINDS[kind]}")
     certs = values.get("certs")
     return Net(**{**values, **({} if certs is None else {"certs": Path(certs)})})
 

@@ -27,7 +27,7 @@ from cutlayer.net.dial import Gone, Line, waits
 from cutlayer.net.frames import Frame
 from cutlayer.own import Own
 from cutlayer.remote import Remote
-from cutlayer.terms import LOOPBACK, Limits, Say
+from cutlayer.terms import LOOPBACK, Limits, Say, is_port
 
 CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
@@ -62,7 +62,7 @@ class Joining:
 
     def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
-        expect(bool(host) and port.isdigit(), "server", self.server, "HOST:PORT")
+        expect(bool(host) and is_port(port), "server", self.server, "HOST:PORT")
         expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
         if self.certs is None and not self.insecure and host not in LOOPBACK:
             raise ContractError(
