@@ -132,9 +132,11 @@ def _serve(args: argparse.Namespace) -> int:
     base: Mapping[str, Any] = flags.resolved(text.read(Path(args.config))) if args.config else {}
     if args.preset:
         chosen = preset(args.preset)
-        base = text.merge(chosen.comparison.base, chosen.method(None).changes)
+        whole = text.merge(chosen.comparison.base, chosen.method(None).changes)
+        base = {key: value for key, value in whole.items() if key not in hosting.ALONE}
     config = text.parse(text.merge(base, flags.config_values(args)))
     out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    _page(args)
     with console.status(f"preparing {config.task}"):
         experiment, service = hosting.start(config, hosting.settings(_settings(args)), out, args.overwrite)
     return attend(experiment, service, args)
@@ -158,6 +160,7 @@ def resume(args: argparse.Namespace, out: Path) -> int:
     needs("net")
     from cutlayer import hosting
 
+    _page(args)
     with console.status(f"reading {out}"):
         experiment, service = hosting.resume(out)
     return attend(experiment, service, args)
@@ -171,13 +174,21 @@ def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -
             console.print(headline(experiment), soft_wrap=True, markup=False)
             console.print(_where(service), soft_wrap=True, markup=False)
         if args.ui is not None:
-            needs("ui")
             from cutlayer import ui
 
             console.print(f"watch: {stack.enter_context(ui.shown(experiment, service, args.ui))}", markup=False)
         for _ in live.follow(experiment, service, args.quiet):
             pass
     return show(experiment.out, args.quiet)
+
+
+def _page(args: argparse.Namespace) -> None:
+    """Whether there can be a page, before anything is written."""
+    if args.ui is not None:
+        needs("ui")
+        from cutlayer import ui
+
+        ui.check(args.ui)
 
 
 def _where(service: Service) -> str:

@@ -41,6 +41,15 @@ class Identity:
     def name(self) -> str:
         return common_name(x509.load_pem_x509_certificate(self.cert))
 
+    @property
+    def serves(self) -> bool:
+        """Whether clients would believe it."""
+        try:
+            uses = x509.load_pem_x509_certificate(self.cert).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+        except x509.ExtensionNotFound:
+            return True
+        return ExtendedKeyUsageOID.SERVER_AUTH in uses.value
+
 
 def read(folder: Path, name: str = "") -> Identity:
     """The identity in a folder of `cutlayer certs`, or in the one of this name in it."""
