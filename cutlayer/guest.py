@@ -7,20 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from cutlayer.cohorts.greeting import Welcome
-from cutlayer.config import complete
+from cutlayer.config import complete, explain
 from cutlayer.data import cache
 from cutlayer.data.own import Own, seen_as
 from cutlayer.data.rows import Bundle, Rows
 from cutlayer.data.source import Source, View
 from cutlayer.data.tasks import TASKS
-from cutlayer.data.transform import heard, told
-from cutlayer.errors import ContractError, expect
+from cutlayer.data.transform import Pixels, heard, told
+from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment import build_model
 from cutlayer.net.frames import DTYPES
 from cutlayer.terms import Limits
+
+DEEPEST = 1000  # blocks of a server's model, which take time to build even where they take no memory
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,10 @@ class Guest:
     x: str = "x"
     y: str = "y"
 
+    def __post_init__(self) -> None:
+        if not self.data.exists():
+            raise StoreError(f"data = {str(self.data)!r}: no such folder or file")
+
     def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
         return self.model(welcome), self.rows(welcome)
 
@@ -41,9 +48,14 @@ class Guest:
             raise ContractError(
                 "the server trains a model of its own: expected the same one here, with cl.join(model=)"
             )
-        spec = complete("model", welcome.model)
+        try:
+            spec = complete("model", welcome.model)
+        except ValidationError as error:
+            raise ContractError(f"the server's model = {welcome.model}: {explain(error)}") from error
         if welcome.classes is None:
             raise ContractError("the server says no number of classes, which a model by name needs")
+        depth = spec.get("depth", 0)
+        expect(depth <= DEEPEST, "the server's model: depth", depth, f"at most {DEEPEST}")
         with torch.device("meta"):
             size = sum(p.numel() for p in build_model(spec, welcome.shape, welcome.classes, 0).parameters())
         most = self.limits.parameters
@@ -63,6 +75,9 @@ class Guest:
         seen, mine = heard(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
         kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
         expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
+        if isinstance(seen, Pixels):
+            channels = (1, welcome.shape[0])
+            expect(len(seen.mean) in channels, "the server's mean: numbers", len(seen.mean), "one, or one by channel")
         return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")
 
     def _read(self, welcome: Welcome) -> Bundle:

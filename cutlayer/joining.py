@@ -68,6 +68,8 @@ class Joining:
             raise ContractError(
                 f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
             )
+        if self.certs is None and not self.name:
+            raise ContractError("name = '': expected a name, or certs, whose certificate says it")
         self.who = None if self.certs is None else identity.read(Path(self.certs), self.name)
         self.name = self.name if self.who is None else self.who.name
         identity.check_name(self.name)

@@ -59,8 +59,8 @@ SWITCHES = {
 JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), words
     "server": ("HOST:PORT", None, "who to dial"),
     "data": ("PATH", None, "your rows, in any form `run --data` takes, or as the server's task is published"),
-    "certs": ("FOLDER", "", "your folder of `cutlayer certs client`, or the one with all of them and --name"),
-    "name": ("NAME", "", "who you are, where no certificate says it"),
+    "certs": ("FOLDER", "", "your folder of `cutlayer certs client`, or the one with all of them, and --name"),
+    "name": ("NAME", "", "who you are, where no certificate says it; each client its own"),
     "out": ("FOLDER", "joined", "for what you keep between rounds, and for the front at the end"),
     "x-column": ("NAME", "x", "the inputs' array or column"),
     "y-column": ("NAME", "y", "the labels' array or column"),
@@ -68,10 +68,10 @@ JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: i
     "device": ("DEVICE", "cpu", "torch device"),
 }
 LIMITS = {
-    "steps": "steps in a round (default: 100000)",
-    "rate": "learning rate (default: 100)",
-    "batch": "samples in a step (default: 65536)",
-    "parameters": "parameters of the model (default: a billion)",
+    "steps": "more steps in a round than this (default: 100000)",
+    "rate": "a learning rate above this (default: 100)",
+    "batch": "more samples in a step than this (default: 65536)",
+    "parameters": "a model of more parameters than this (default: a billion)",
 }
 
 
@@ -106,7 +106,12 @@ def add_watching(command: argparse.ArgumentParser) -> None:
     """Flags of `serve`, and of a `resume` that serves."""
     command.add_argument("--quiet", action="store_true", help="no progress")
     command.add_argument(
-        "--ui", nargs="?", const=7480, type=int, metavar="PORT", help="a page to watch, on this machine (port 7480)"
+        "--ui",
+        nargs="?",
+        const=7480,
+        type=int,
+        metavar="PORT",
+        help="a page to watch, on this machine (default port: 7480)",
     )
 
 
@@ -116,7 +121,7 @@ def _add_join(commands: Any) -> None:
         shown = f" (default: {default})" if default else ""
         join.add_argument(f"--{name}", metavar=metavar, default=default, help=words + shown, required=default is None)
     for name, words in LIMITS.items():
-        about = f"leave if the server asks for more {words}"
+        about = f"leave if the server asks for {words}"
         join.add_argument(f"--limit-{name}", type=float, metavar="N", help=about)
     join.add_argument("--insecure", action="store_true", help="dial another machine without certificates")
     join.add_argument("--quiet", action="store_true", help="say nothing but errors")
@@ -206,14 +211,17 @@ def _seconds(name: str, given: str) -> float:
 
 def _join(args: argparse.Namespace) -> int:
     needs("net")
-    import torch
     from torch.nn import functional
 
+    from cutlayer import inputs
     from cutlayer.guest import Guest
     from cutlayer.joining import Joining
     from cutlayer.terms import Limits
 
-    given = {name: getattr(args, f"limit_{name}") for name in ("steps", "rate", "batch", "parameters")}
+    given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
+    for name, value in given.items():
+        if name != "rate" and value is not None and value.is_integer():
+            given[name] = int(value)  # 1e6 may be written so
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
     guest = Guest(Path(args.data), limits, args.x_column, args.y_column)
 
@@ -230,7 +238,7 @@ def _join(args: argparse.Namespace) -> int:
         functional.cross_entropy,
         limits,
         _seconds("patience", args.patience),
-        torch.device(args.device),
+        inputs.device(args.device),
         args.insecure,
         say,
     )()

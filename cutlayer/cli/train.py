@@ -85,7 +85,12 @@ def add(commands: Any) -> None:
         _quiet(command)
     _jobs(resume)
     resume.add_argument(
-        "--ui", nargs="?", const=7480, type=int, metavar="PORT", help="of a run that serves: a page to watch (7480)"
+        "--ui",
+        nargs="?",
+        const=7480,
+        type=int,
+        metavar="PORT",
+        help="of a run that serves: a page to watch (default port: 7480)",
     )
     resume.set_defaults(run=_resume)
     report.set_defaults(run=_report)
