@@ -56,6 +56,10 @@ SWITCHES = {
     "insecure": "serve other machines without certificates: anybody may read and change everything",
     "zstd": "compress what is sent, at no loss",
 }
+SIMULATED = (  # what only `run` takes, with clients of its own making
+    *("partition", "clients", "holdout", "devices", "kappa", "count_sync", "sequential"),
+    *("backend", "ranks", "memory_limit"),
+)
 JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), words
     "server": ("HOST:PORT", None, "who to dial"),
     "data": ("PATH", None, "your rows, in any form `run --data` takes, or as the server's task is published"),
@@ -97,7 +101,7 @@ def add(commands: Any) -> None:
     serve.add_argument("--out", metavar="FOLDER", help="where to write (default: runs/TASK-...)")
     serve.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
     add_watching(serve)
-    flags.add_config(serve)
+    flags.add_config(serve, hidden=SIMULATED)
     serve.set_defaults(run=_serve)
     _add_join(commands)
 
@@ -134,6 +138,11 @@ def _serve(args: argparse.Namespace) -> int:
 
     if args.preset and args.config:
         raise ContractError("--preset and --config: give one of them")
+    for field in flags.config_values(args):
+        if field in SIMULATED:
+            flag = field.replace("_", "-")
+            hint = "; --min-clients is how many must come" if field == "clients" else ""
+            raise ContractError(f"--{flag}: of simulated clients, and these are on other machines{hint}")
     base: Mapping[str, Any] = flags.resolved(text.read(Path(args.config))) if args.config else {}
     if args.preset:
         chosen = preset(args.preset)
@@ -177,7 +186,7 @@ def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -
         stack.enter_context(service.open(experiment.run))
         if not args.quiet:
             console.print(headline(experiment), soft_wrap=True, markup=False)
-            console.print(_where(service), soft_wrap=True, markup=False)
+            console.print(_where(service, experiment.run.finished), soft_wrap=True, markup=False)
         if args.ui is not None:
             from cutlayer import ui
 
@@ -196,10 +205,13 @@ def _page(args: argparse.Namespace) -> None:
         ui.check(args.ui)
 
 
-def _where(service: Service) -> str:
+def _where(service: Service, over: bool) -> str:
     host = service.net.listen.rpartition(":")[0]
     how = "mutual TLS" if service.net.certs else "nothing is encrypted"
-    return f"listening on {host}:{service.hub.port} ({how}); waiting for {service.net.min_clients} clients"
+    what = "the run is complete; clients that were away when it ended may hear of it now"
+    if not over:
+        what = f"waiting for {service.net.min_clients} client{'s' * (service.net.min_clients > 1)}"
+    return f"listening on {host}:{service.hub.port} ({how}); {what}"
 
 
 def _seconds(name: str, given: str) -> float:

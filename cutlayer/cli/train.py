@@ -145,11 +145,11 @@ def headline(experiment: Experiment) -> str:
     here = not isinstance(experiment.run.setup.cohort, Comes)
     shown = [key for key in text.TABLES if getattr(config, key) is not None and (here or key != "partition")]
     parts = [f"{key} {text.words(getattr(config, key))}" for key in shown]
-    backend = f"backend {experiment.run.setup.backend.words}"
+    backend = [f"backend {experiment.run.setup.backend.words}"] if here else []
     size = experiment.run.setup.team.size
     ranks = [f"{size} ranks, sums {config.ranks}"] if size > 1 else []
     who = f"{clients} clients, " if here else ""
-    return f"{config.task}: {who}{config.rounds} rounds; " + "; ".join([*parts, backend, *ranks])
+    return f"{config.task}: {who}{config.rounds} rounds; " + "; ".join([*parts, *backend, *ranks])
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -223,9 +223,12 @@ def _result(summary: dict[str, Any]) -> str:
     """One finished run, in a few lines."""
     best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
     simulated = f"; simulated {duration(summary['sim_seconds'])}" if summary.get("sim_seconds") else ""
+    tested = f"in round {summary['best_round']} of {summary['rounds']}"
+    if summary["best_round"] is None:
+        tested = f"after {summary['rounds']} rounds: never tested"
     mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
     return (
-        f"best accuracy   {best} in round {summary['best_round']} of {summary['rounds']}\n"
+        f"best accuracy   {best} {tested}\n"
         f"final accuracy  {final}; {mib:.1f} MiB sent\n"
         f"time            {summary['seconds']:.1f} seconds{simulated}\n"
         f"weights         sha256 {summary.get('sha256', '-')}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def state(experiment: Experiment, service: Service) -> dict[str, Any]:
         {
             "n": r.n,
             "accuracy": r.accuracy,
-            "loss": r.loss,
+            "loss": r.loss if r.loss is not None and math.isfinite(r.loss) else None,
             "participants": r.participants,
             "lost": r.lost,
             "seconds": r.seconds,
