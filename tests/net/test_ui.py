@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import re
 import shutil
@@ -17,9 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cutlayer import hosting, ui
+from cutlayer.cli import live
 from cutlayer.cohorts.greeting import Hello, words
+from cutlayer.cohorts.roster import Entry
 from cutlayer.errors import ContractError
 from cutlayer.net.dial import Line
 from tests.net.test_hosting import NET, THREADS, Hosted, config, files, host
@@ -197,3 +201,29 @@ def test_in_a_browser(page: str, watched: Any, tmp_path: Path) -> None:
     shown = MARKUP.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     assert faults == f'<ul id="faults"><li>round 1: client-2: it sent {shown}</li>'
     assert "<img" not in dom and "no longer answers" in dom and 'id="lost" style="display: none;"' in dom
+
+
+def test_the_view_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of clients, and a line for every fault, as it was written."""
+    screen = Console(file=io.StringIO(), force_terminal=True, highlight=False, color_system=None, width=120)
+    monkeypatch.setattr(live, "console", screen)
+    rows = [Entry("a", 12, 3, -1, 0.02), Entry("b", 9, 3, 4, 0.5, drops=2), *(Entry(f"c{k}", 1) for k in range(31))]
+    roster = SimpleNamespace(entries=rows, sessions={0: SimpleNamespace(up=1, down=2)}, connected=[0])
+    service: Any = SimpleNamespace(roster=roster, cohort=SimpleNamespace(status="round 4"))
+    records = [SimpleNamespace(n=3, accuracy=0.5, lost=1, faults=("b: [red]it has left[/red]",))]
+
+    class Experiment:
+        config, history = SimpleNamespace(rounds=9), records
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(records)
+
+    experiment: Any = Experiment()
+    assert list(live.follow(experiment, service, False)) == records
+    screen.print(live.View(experiment, service)())
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "round 3: b: [red]it has left[/red]" in shown and "and 3 more" in shown
+    assert "round 4: 1 of 9 rounds, accuracy 50.00 %; 1 clients, 1 dropped" in shown
+    cells = [line.split() for line in shown.splitlines()]
+    assert ["a", "12", "3", "done", "20", "ms", "0.0", "MiB/s"] in cells
+    assert ["b", "9", "3", "5", "500", "ms", "away", "2"] in cells
