@@ -11,19 +11,19 @@ from pydantic import ValidationError
 from torch import nn
 
 from cutlayer.cohorts.greeting import Welcome
-from cutlayer.config import complete
+from cutlayer.config import complete, explain
 from cutlayer.data import cache
 from cutlayer.data.own import Own, seen_as
 from cutlayer.data.rows import Bundle, Rows
 from cutlayer.data.source import Source, View
 from cutlayer.data.tasks import TASKS
-from cutlayer.data.transform import heard, told
-from cutlayer.errors import ContractError, expect
+from cutlayer.data.transform import Pixels, heard, told
+from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment import build_model
 from cutlayer.net.frames import DTYPES
 from cutlayer.terms import Limits
 
-DEPTH = 1000  # layers of a model by name, at most
+DEEPEST = 1000  # blocks of a server's model, which take time to build even where they take no memory
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Guest:
     limits: Limits
     x: str = "x"
     y: str = "y"
+
+    def __post_init__(self) -> None:
+        if not self.data.exists():
+            raise StoreError(f"data = {str(self.data)!r}: no such folder or file")
 
     def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
         rows = self.rows(welcome)
@@ -48,11 +52,11 @@ class Guest:
         try:
             spec = complete("model", welcome.model)
         except ValidationError as error:
-            raise ContractError(f"the server's model = {welcome.model}: {error.errors()[0]['msg']}") from error
-        depth = spec.get("depth", 1)  # each layer costs memory, however narrow it is
-        expect(depth <= DEPTH, "the server's model: depth", depth, f"at most {DEPTH}")
+            raise ContractError(f"the server's model = {welcome.model}: {explain(error)}") from error
         if welcome.classes is None:
             raise ContractError("the server says no number of classes, which a model by name needs")
+        depth = spec.get("depth", 0)
+        expect(depth <= DEEPEST, "the server's model: depth", depth, f"at most {DEEPEST}")
         with torch.device("meta"):
             size = sum(p.numel() for p in build_model(spec, welcome.shape, welcome.classes, 0).parameters())
         most = self.limits.parameters
@@ -74,6 +78,9 @@ class Guest:
         expect(0 <= pad <= max(shape, default=0), "the server's rows: pad", pad, f"at most the images' {shape}")
         kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
         expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
+        if isinstance(seen, Pixels):
+            channels = (1, welcome.shape[0])
+            expect(len(seen.mean) in channels, "the server's mean: numbers", len(seen.mean), "one, or one by channel")
         return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")
 
     def _read(self, welcome: Welcome) -> Bundle:

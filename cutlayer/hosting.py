@@ -16,11 +16,13 @@ from cutlayer.config import Config
 from cutlayer.data.transform import told
 from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import Experiment, build_model, read_config
+from cutlayer.net import free
 from cutlayer.population import load_data, tested
 from cutlayer.service import About, Service
 from cutlayer.terms import Net
 
 FILE = "serve.toml"
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 ALONE = ("devices", "memory_limit", "clients")  # fields of a config that only simulated clients have
 
 
@@ -32,16 +34,19 @@ def start(config: Config, net: Net, out: Path, overwrite: bool = False) -> tuple
             raise ContractError(f"{field} = {given!r}: clients are on other machines; expected nothing")
     run = uuid.uuid4().hex
     config = config.model_copy(update={"backend": "loop"})  # a client elsewhere computes by itself
-    service = _service(config, net, out, run)
+    service = _service(config, net, None, run)
+    free("listen", net.listen)
     words = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(net).items()}
     beside = {FILE: tomli_w.dumps({"run": run, **{k: v for k, v in words.items() if v is not None}}).encode()}
-    return Experiment.start(config, out, overwrite, service.clients, beside), service
+    experiment = Experiment.start(config, out, overwrite, service.clients, beside)
+    service.roster.path = out / roster.FILE  # only now: the one of a run that was overwritten has gone
+    return experiment, service
 
 
 def resume(out: Path) -> tuple[Experiment, Service]:
     """A run that was interrupted, with the same clients under the same numbers."""
     net, run = read(text.read(out / FILE), out / FILE)
-    service = _service(read_config(out), net, out, run)
+    service = _service(read_config(out), net, out / roster.FILE, run)
     return Experiment.resume(out, service.clients), service
 
 
@@ -51,7 +56,10 @@ def read(values: Mapping[str, Any], path: Path) -> tuple[Net, str]:
     run = given.pop("run", None)
     if not isinstance(run, str) or not run.isalnum():
         raise StoreError(f"{path}: damaged: no `run` in it")
-    return settings(given), run
+    try:
+        return settings(given), run
+    except ContractError as error:
+        raise StoreError(f"{path}: damaged: {error}") from error
 
 
 def settings(values: Mapping[str, Any]) -> Net:
@@ -60,15 +68,15 @@ def settings(values: Mapping[str, Any]) -> Net:
     for name, value in values.items():
         if name not in known:
             raise unknown("setting", name, known)
-        kind = type(known[name].default)
-        fits = isinstance(value, kind) or (kind is float and isinstance(value, int)) or name == "certs"
+        kind = str if name == "certs" else type(known[name].default)
+        fits = isinstance(value, kind) or (kind is float and isinstance(value, int)) or (name, value) == ("certs", None)
         if not fits or (isinstance(value, bool) and kind is not bool):
-            raise ContractError(f"{name} = {value!r}: expected a {kind.__name__}")
+            raise ContractError(f"{name} = {value!r}: expected {KINDS[kind]}")
     certs = values.get("certs")
     return Net(**{**values, **({} if certs is None else {"certs": Path(certs)})})
 
 
-def _service(config: Config, net: Net, out: Path, run: str) -> Service:
+def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
     data = load_data(config)
     rows = tested(data)
     seen = data.changed if config.augment else data.plain
@@ -85,5 +93,5 @@ def _service(config: Config, net: Net, out: Path, run: str) -> Service:
         device=config.device,
         about=about,
         run_id=run,
-        roster_path=out / roster.FILE,
+        roster_path=known,
     )

@@ -27,7 +27,7 @@ from cutlayer.net.dial import Gone, Line, waits
 from cutlayer.net.frames import Frame
 from cutlayer.own import Own
 from cutlayer.remote import Remote
-from cutlayer.terms import LOOPBACK, Limits, Say
+from cutlayer.terms import LOOPBACK, Limits, Say, is_port
 
 CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
@@ -62,12 +62,14 @@ class Joining:
 
     def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
-        expect(bool(host) and port.isdecimal() and int(port) < 2**16, "server", self.server, "HOST:PORT")
+        expect(bool(host) and is_port(port), "server", self.server, "HOST:PORT")
         expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
         if self.certs is None and not self.insecure and host not in LOOPBACK:
             raise ContractError(
                 f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
             )
+        if self.certs is None and not self.name:
+            raise ContractError("name = '': expected a name, or certs, whose certificate says it")
         self.who = None if self.certs is None else identity.read(Path(self.certs), self.name)
         self.name = self.name if self.who is None else self.who.name
         identity.check_name(self.name)

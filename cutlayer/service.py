@@ -25,7 +25,7 @@ from cutlayer.cohorts.orders import sendable
 from cutlayer.cohorts.roster import Roster
 from cutlayer.cut import Cut, Layout, blocks_of, cut_range, probe
 from cutlayer.data.source import source
-from cutlayer.errors import Diverged
+from cutlayer.errors import Diverged, expect
 from cutlayer.flat import half
 from cutlayer.net import identity
 from cutlayer.net.frames import written
@@ -96,6 +96,7 @@ class Service:
         )
         list(written("Welcome", words(self.welcome)))  # it fits into a frame, or that is said now
         who = None if net.certs is None else identity.read(net.certs, "server")
+        expect(who is None or who.serves, "certs", str(net.certs), "the server's certificate, not a client's")
         self.hub = Hub(net.listen, who, self._admit, self._revoked)
         self.roster = Roster(self.roster_path)
         rules = Rules(net.min_clients, self._select, net.over_selection, net.quorum, net.attempts, net.code, net.zstd)

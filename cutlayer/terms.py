@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cutlayer.errors import ContractError, expect
+from cutlayer.errors import ContractError, expect, is_number
 from cutlayer.net import Code
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LONGEST = 1_000_000  # seconds that a step may be waited for
 Say = Callable[[str], None]
+
+
+def is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 2**16
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,13 @@ class Net:
 
     def __post_init__(self) -> None:
         host, _, port = self.listen.rpartition(":")
-        expect(bool(host) and port.isdecimal() and int(port) < 2**16, "listen", self.listen, "HOST:PORT")
+        expect(bool(host) and is_port(port), "listen", self.listen, "HOST:PORT")
         expect(self.min_clients >= 1, "min_clients", self.min_clients, "a whole number, at least 1")
         expect(0 < self.quorum <= 1, "quorum", self.quorum, "a share in (0, 1]")
-        expect(self.over_selection >= 1, "over_selection", self.over_selection, "a factor, at least 1")
+        factor = is_number(self.over_selection) and self.over_selection >= 1
+        expect(factor, "over_selection", self.over_selection, "a finite factor, at least 1")
         expect(self.attempts >= 1, "attempts", self.attempts, "a whole number, at least 1")
-        expect(self.deadline > 0, "deadline", self.deadline, "seconds, above 0")
+        expect(0 < self.deadline <= LONGEST, "deadline", self.deadline, f"seconds, above 0 and up to {LONGEST:,}")
         expect(self.grace >= 0, "grace", self.grace, "seconds, at least 0")
         expect(self.code in ("raw", "float16", "int8"), "code", self.code, "'raw', 'float16' or 'int8'")
         if self.certs is None and not self.insecure and host not in LOOPBACK:
@@ -63,3 +69,7 @@ class Limits:
     rate: float = 100.0  # the learning rate
     batch: int = 65_536
     parameters: int = 1_000_000_000  # of the whole model
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            expect(is_number(value) and value > 0, f"limit: {name}", value, "a finite number above 0")

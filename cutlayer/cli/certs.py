@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "certs", help="certificates for a server and its clients", description=ABOUT, usage="cutlayer certs ACTION"
     )
-    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = command.add_subparsers(dest="action", metavar="ACTION", required=True, prog="cutlayer certs")
     init = actions.add_parser("init", help="an authority, and the server's certificate")
     init.add_argument(
         "--host",
@@ -62,10 +62,13 @@ def _run(args: argparse.Namespace) -> int:
             made = identity.create(folder, hosts)
             console.print(f"a server reached as {', '.join(hosts)}; next: cutlayer certs client NAME", markup=False)
         case "client":
-            made = [path for name in args.names for path in identity.issue(folder, name)]
+            made = identity.issue(folder, *args.names)
         case "revoke":
-            made = sorted({identity.revoke(folder, name) for name in args.names})
+            made = [identity.revoke(folder, *args.names)]
             console.print(f"{', '.join(args.names)}: refused from the next round on", markup=False)
+            known = {path.parent.name for path in folder.glob("*/cert.pem")}
+            if unseen := [name for name in args.names if name not in known]:
+                console.print(f"no certificate of {', '.join(unseen)} is in {folder}: is that the name?", markup=False)
         case _:
             _list(folder)
             return 0
@@ -78,7 +81,10 @@ def _list(folder: Path) -> None:
 
     table = rich.table.Table("name", "valid until", "", box=rich.box.SIMPLE)
     revoked, now = identity.revoked(folder / "server"), datetime.datetime.now(datetime.UTC)
-    for name, until in identity.known(folder):
+    known = identity.known(folder)
+    for name, until in known:
         state = "revoked" if name in revoked else "expired" if until < now else ""
         table.add_row(name, f"{until:%Y-%m-%d}", state)
+    for name in sorted(revoked - {name for name, _ in known}):
+        table.add_row(name, "-", "revoked")
     console.print(table)

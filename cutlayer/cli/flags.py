@@ -53,8 +53,11 @@ class Parser(argparse.ArgumentParser):
         return [*self._actions, *(action for parser in chosen for action in parser._actions)]
 
 
-def add_config(parser: argparse.ArgumentParser, only: Collection[str] = tuple(Config.model_fields)) -> None:
-    """One flag for every field of the config (of those named), and for every parameter of every part."""
+def add_config(
+    parser: argparse.ArgumentParser, only: Collection[str] = tuple(Config.model_fields), hidden: Collection[str] = ()
+) -> None:
+    """One flag for every field of the config (of those named), and for every parameter of every part; `hidden`: known,
+    but not in the help."""
     group = parser.add_argument_group("the run")
     for name, field in Config.model_fields.items():
         if name not in only:
@@ -68,7 +71,7 @@ def add_config(parser: argparse.ArgumentParser, only: Collection[str] = tuple(Co
             nargs="+" if name == "cut" else None,
             metavar="NAME" if name in TABLES or name == "task" else "VALUE",
             default=argparse.SUPPRESS,
-            help=f"{field.description}{names}{shown}",
+            help=argparse.SUPPRESS if name in hidden else f"{field.description}{names}{shown}",
         )
     for table in (table for table in TABLES if table in only):
         group = parser.add_argument_group(f"parameters of --{table.replace('_', '-')}")
@@ -85,7 +88,7 @@ def add_config(parser: argparse.ArgumentParser, only: Collection[str] = tuple(Co
                 nargs="+" if parameter == "betas" else None,
                 metavar="VALUE",
                 default=argparse.SUPPRESS,
-                help=words,
+                help=argparse.SUPPRESS if table in hidden else words,
             )
 
 

@@ -33,7 +33,10 @@ def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Ro
             yield record
         return
     with Live(console=console, refresh_per_second=2, get_renderable=view, transient=True):
-        yield from experiment
+        for record in experiment:
+            for fault in record.faults:
+                console.print(f"round {record.n}: {fault}", markup=False)
+            yield record
 
 
 class View:

@@ -40,8 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what is wrong with the input is one line on stderr, and exit status 2 (3: diverged)."""
     warnings.showwarning = _warn
     heap.keep()
+    command = ""
     try:
         args = parser().parse_args(arguments)
+        command = args.command
         return int(args.run(args))
     except Diverged as error:
         print(f"cutlayer: diverged: {error}", file=sys.stderr)
@@ -56,10 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cutlayer: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        how = "`cutlayer resume` on the output folder goes on from here"
-        if "join" in (sys.argv[1:] if arguments is None else arguments):
-            how = "the same command takes part again"
-        print(f"cutlayer: interrupted; {how}", file=sys.stderr)
+        goes_on = (
+            "the same command takes part again"
+            if command == "join"
+            else "`cutlayer resume` on the output folder goes on from here"
+        )
+        print(f"cutlayer: interrupted; {goes_on}", file=sys.stderr)
         return 130
     finally:
         leave()

@@ -77,6 +77,8 @@ def _partition(args: argparse.Namespace) -> int:
     for path in (png, *(Path(p) for p in (args.out, args.json) if p)):
         if not path.resolve().parent.is_dir():
             raise StoreError(f"{path}: no such folder to write it to")
+    if args.export and Path(args.export).exists() and not Path(args.export).is_dir():
+        raise StoreError(f"{args.export}: a file; expected a folder to write the clients' rows to")
     with console.status(f"reading {config.task}"):
         data = load_data(config)
     began = time.perf_counter()

@@ -53,11 +53,15 @@ SWITCHES = {
     "insecure": "serve other machines without certificates: anybody may read and change everything",
     "zstd": "compress what is sent, at no loss",
 }
+SIMULATED = (  # what only `run` takes, with clients of its own making
+    *("partition", "clients", "holdout", "devices", "kappa", "count_sync", "sequential"),
+    *("backend", "ranks", "memory_limit"),
+)
 JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), words
     "server": ("HOST:PORT", None, "who to dial"),
     "data": ("PATH", None, "your rows, in any form `run --data` takes, or as the server's task is published"),
-    "certs": ("FOLDER", "", "your folder of `cutlayer certs client`, or the one with all of them and --name"),
-    "name": ("NAME", "", "who you are, where no certificate says it"),
+    "certs": ("FOLDER", "", "your folder of `cutlayer certs client`, or the one with all of them, and --name"),
+    "name": ("NAME", "", "who you are, where no certificate says it; each client its own"),
     "out": ("FOLDER", "joined", "for what you keep between rounds, and for the front at the end"),
     "x-column": ("NAME", "x", "the inputs' array or column"),
     "y-column": ("NAME", "y", "the labels' array or column"),
@@ -65,10 +69,10 @@ JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: i
     "device": ("DEVICE", "cpu", "torch device"),
 }
 LIMITS = {
-    "steps": "steps in a round (default: 100000)",
-    "rate": "learning rate (default: 100)",
-    "batch": "samples in a step (default: 65536)",
-    "parameters": "parameters of the model (default: a billion)",
+    "steps": "more steps in a round than this (default: 100000)",
+    "rate": "a learning rate above this (default: 100)",
+    "batch": "more samples in a step than this (default: 65536)",
+    "parameters": "a model of more parameters than this (default: a billion)",
 }
 
 
@@ -94,7 +98,7 @@ def add(commands: Any) -> None:
     serve.add_argument("--out", metavar="FOLDER", help="where to write (default: runs/TASK-...)")
     serve.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
     add_watching(serve)
-    flags.add_config(serve)
+    flags.add_config(serve, hidden=SIMULATED)
     serve.set_defaults(run=_serve)
     _add_join(commands)
 
@@ -103,7 +107,12 @@ def add_watching(command: argparse.ArgumentParser) -> None:
     """Flags of `serve`, and of a `resume` that serves."""
     command.add_argument("--quiet", action="store_true", help="no progress")
     command.add_argument(
-        "--ui", nargs="?", const=7480, type=int, metavar="PORT", help="a page to watch, on this machine (port 7480)"
+        "--ui",
+        nargs="?",
+        const=7480,
+        type=int,
+        metavar="PORT",
+        help="a page to watch, on this machine (default port: 7480)",
     )
 
 
@@ -113,7 +122,7 @@ def _add_join(commands: Any) -> None:
         shown = f" (default: {default})" if default else ""
         join.add_argument(f"--{name}", metavar=metavar, default=default, help=words + shown, required=default is None)
     for name, words in LIMITS.items():
-        about = f"leave if the server asks for more {words}"
+        about = f"leave if the server asks for {words}"
         join.add_argument(f"--limit-{name}", type=float, metavar="N", help=about)
     join.add_argument("--insecure", action="store_true", help="dial another machine without certificates")
     join.add_argument("--quiet", action="store_true", help="say nothing but errors")
@@ -124,7 +133,13 @@ def _serve(args: argparse.Namespace) -> int:
     needs("net")
     from cutlayer import hosting
 
-    config, out = configured(args)
+    for field in flags.config_values(args):
+        if field in SIMULATED:
+            flag = field.replace("_", "-")
+            hint = "; --min-clients is how many must come" if field == "clients" else ""
+            raise ContractError(f"--{flag}: of simulated clients, and these are on other machines{hint}")
+    config, out = configured(args, hosting.ALONE)
+    _page(args)
     with console.status(f"preparing {config.task}"):
         experiment, service = hosting.start(config, hosting.settings(_settings(args)), out, args.overwrite)
     return attend(experiment, service, args)
@@ -148,6 +163,7 @@ def resume(args: argparse.Namespace, out: Path) -> int:
     needs("net")
     from cutlayer import hosting
 
+    _page(args)
     with console.status(f"reading {out}"):
         experiment, service = hosting.resume(out)
     return attend(experiment, service, args)
@@ -159,9 +175,8 @@ def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -
         stack.enter_context(service.open(experiment.run))
         if not args.quiet:
             console.print(headline(experiment), soft_wrap=True, markup=False)
-            console.print(_where(service), soft_wrap=True, markup=False)
+            console.print(_where(service, experiment.run.finished), soft_wrap=True, markup=False)
         if args.ui is not None:
-            needs("ui")
             from cutlayer import ui
 
             console.print(f"watch: {stack.enter_context(ui.shown(experiment, service, args.ui))}", markup=False)
@@ -170,10 +185,22 @@ def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -
     return show(experiment.out, args.quiet)
 
 
-def _where(service: Service) -> str:
+def _page(args: argparse.Namespace) -> None:
+    """Whether there can be a page, before anything is written."""
+    if args.ui is not None:
+        needs("ui")
+        from cutlayer import ui
+
+        ui.check(args.ui)
+
+
+def _where(service: Service, over: bool) -> str:
     host = service.net.listen.rpartition(":")[0]
     how = "mutual TLS" if service.net.certs else "nothing is encrypted"
-    return f"listening on {host}:{service.hub.port} ({how}); waiting for {service.net.min_clients} clients"
+    what = "the run is complete; clients that were away when it ended may hear of it now"
+    if not over:
+        what = f"waiting for {service.net.min_clients} client{'s' * (service.net.min_clients > 1)}"
+    return f"listening on {host}:{service.hub.port} ({how}); {what}"
 
 
 def _seconds(name: str, given: str) -> float:
@@ -185,14 +212,17 @@ def _seconds(name: str, given: str) -> float:
 
 def _join(args: argparse.Namespace) -> int:
     needs("net")
-    import torch
     from torch.nn import functional
 
+    from cutlayer import inputs
     from cutlayer.guest import Guest
     from cutlayer.joining import Joining
     from cutlayer.terms import Limits
 
-    given = {name: getattr(args, f"limit_{name}") for name in ("steps", "rate", "batch", "parameters")}
+    given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
+    for name, value in given.items():
+        if name != "rate" and value is not None and value.is_integer():
+            given[name] = int(value)  # 1e6 may be written so
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
     guest = Guest(Path(args.data), limits, args.x_column, args.y_column)
 
@@ -209,7 +239,7 @@ def _join(args: argparse.Namespace) -> int:
         functional.cross_entropy,
         limits,
         _seconds("patience", args.patience),
-        torch.device(args.device),
+        inputs.device(args.device),
         args.insecure,
         say,
     )()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,12 @@ def add(commands: Any) -> None:
         _quiet(command)
     _jobs(resume)
     resume.add_argument(
-        "--ui", nargs="?", const=7480, type=int, metavar="PORT", help="of a run that serves: a page to watch (7480)"
+        "--ui",
+        nargs="?",
+        const=7480,
+        type=int,
+        metavar="PORT",
+        help="of a run that serves: a page to watch (default port: 7480)",
     )
     resume.set_defaults(run=_resume)
     report.set_defaults(run=_report)
@@ -101,8 +107,8 @@ def _jobs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--jobs", type=int, default=cores, metavar="N", help="runs at a time (default: one per core)")
 
 
-def configured(args: argparse.Namespace) -> tuple[Config, Path]:
-    """The config of a run, from a preset or a file and from flags; and where it goes."""
+def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[Config, Path]:
+    """The config of a run, from a preset (`without` some fields) or a file, and from flags; and where it goes."""
     method = getattr(args, "method", None)
     if args.preset and args.config:
         raise ContractError("--preset and --config: give one of them")
@@ -111,7 +117,8 @@ def configured(args: argparse.Namespace) -> tuple[Config, Path]:
     base = flags.resolved(text.read(Path(args.config))) if args.config else {}
     if args.preset:
         chosen = preset(args.preset)
-        base = text.merge(chosen.comparison.base, chosen.method(method).changes)
+        whole = text.merge(chosen.comparison.base, chosen.method(method).changes)
+        base = {key: value for key, value in whole.items() if key not in without}
     config = text.parse(text.merge(base, flags.config_values(args)))
     return config, Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
 
@@ -147,11 +154,11 @@ def headline(experiment: Experiment) -> str:
     here = not isinstance(experiment.run.setup.cohort, Comes)
     shown = [key for key in text.TABLES if getattr(config, key) is not None and (here or key != "partition")]
     parts = [f"{key} {text.words(getattr(config, key))}" for key in shown]
-    backend = f"backend {experiment.run.setup.backend.words}"
+    backend = [f"backend {experiment.run.setup.backend.words}"] if here else []
     size = experiment.run.setup.team.size
     ranks = [f"{size} ranks, sums {config.ranks}"] if size > 1 else []
     who = f"{clients} clients, " if here else ""
-    return f"{config.task}: {who}{config.rounds} rounds; " + "; ".join([*parts, backend, *ranks])
+    return f"{config.task}: {who}{config.rounds} rounds; " + "; ".join([*parts, *backend, *ranks])
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -225,9 +232,12 @@ def _result(summary: dict[str, Any]) -> str:
     """One finished run, in a few lines."""
     best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
     simulated = f"; simulated {duration(summary['sim_seconds'])}" if summary.get("sim_seconds") else ""
+    tested = f"in round {summary['best_round']} of {summary['rounds']}"
+    if summary["best_round"] is None:
+        tested = f"after {summary['rounds']} rounds: never tested"
     mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
     return (
-        f"best accuracy   {best} in round {summary['best_round']} of {summary['rounds']}\n"
+        f"best accuracy   {best} {tested}\n"
         f"final accuracy  {final}; {mib:.1f} MiB sent\n"
         f"time            {summary['seconds']:.1f} seconds{simulated}\n"
         f"weights         sha256 {summary.get('sha256', '-')}"

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from cutlayer.errors import ContractError, unknown
+from cutlayer.errors import ContractError, expect, unknown
 
 Draw = Callable[[], np.random.Generator]
 """The generator at a batch's address; made only where something is drawn."""
@@ -76,6 +76,7 @@ class Features:
         return x if self.mean == 0 and self.std == 1 else (x - self.mean) / self.std
 
 
+FURTHEST = 64  # pixels that a server may ask a client to shift by
 KINDS: dict[str, type[Pixels] | type[Codes] | type[Features]] = {"pixels": Pixels, "codes": Codes, "features": Features}
 
 
@@ -90,10 +91,20 @@ def heard(words: Mapping[str, Any]) -> Transform:
     kind, numbers = str(words.get("kind")), {name: value for name, value in words.items() if name != "kind"}
     if kind not in KINDS:
         raise unknown("kind of rows", kind, KINDS)
+    for name in numbers:
+        if name not in (valid := [f.name for f in fields(KINDS[kind])]):
+            raise unknown(f"number of {kind}", name, valid)
     try:
-        return TypeAdapter(KINDS[kind]).validate_python(numbers)
+        found = TypeAdapter(KINDS[kind]).validate_python(numbers)
     except ValidationError as error:
         raise ContractError(f"rows seen as {dict(words)}: {error.errors()[0]['msg']}") from error
+    if not isinstance(found, Codes):
+        mean, std = np.atleast_1d(found.mean), np.atleast_1d(found.std)
+        good = len(mean) == len(std) and np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()
+        expect(bool(good), "rows seen with mean and std", (found.mean, found.std), "finite numbers, std above 0")
+    if isinstance(found, Pixels):
+        expect(0 <= found.pad <= FURTHEST, "rows seen with pad", found.pad, f"0 to {FURTHEST}")
+    return found
 
 
 def _moved(x_BCHW: Tensor, pad: int, flip: bool, rng: np.random.Generator) -> Tensor:

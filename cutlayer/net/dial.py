@@ -71,7 +71,7 @@ class Line:
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else None
             details = str(error.details() if isinstance(error, grpc.Call) else error)
-            told = details.rpartition("last error: ")[2]
+            told = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
             if any(word in details for word in UNTRUSTED):
                 raise AuthError(f"the server is not who it should be: {told}") from error
             raise Gone(f"{code.name if code else 'error'}: {told}") from error

@@ -109,7 +109,8 @@ class Hub:
     def start(self) -> None:
         self._thread.start()
         if (error := self._ready.get()) is not None:
-            raise ContractError(f"listen = {self.listen!r}: {error}; expected HOST:PORT that is free") from error
+            why = str(error).partition("; set GRPC_VERBOSITY")[0]
+            raise ContractError(f"listen = {self.listen!r}: {why}; expected HOST:PORT that is free") from error
 
     def next(self, timeout: float) -> Event | None:
         """The next thing that happened, or None after `timeout` seconds."""

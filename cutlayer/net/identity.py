@@ -43,6 +43,15 @@ class Identity:
     def name(self) -> str:
         return common_name(x509.load_pem_x509_certificate(self.cert))
 
+    @property
+    def serves(self) -> bool:
+        """Whether clients would believe it."""
+        try:
+            uses = x509.load_pem_x509_certificate(self.cert).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+        except x509.ExtensionNotFound:
+            return True
+        return ExtendedKeyUsageOID.SERVER_AUTH in uses.value
+
 
 def read(folder: Path, name: str = "") -> Identity:
     """The identity in a folder of `cutlayer certs`, or in the one of this name in it."""
@@ -50,7 +59,9 @@ def read(folder: Path, name: str = "") -> Identity:
     try:
         key, cert, ca = ((folder / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
     except OSError as error:
-        raise StoreError(f"{folder}: expected key.pem, cert.pem and ca.pem in it; {error}") from error
+        inside = sorted(path.parent.name for path in folder.glob("*/key.pem"))
+        hint = f"; there are folders of {', '.join(inside)}: expected one of them, or its name" if inside else ""
+        raise StoreError(f"{folder}: expected key.pem, cert.pem and ca.pem in it; {error}{hint}") from error
     try:
         mine = x509.load_pem_x509_certificate(cert)
         fits = serialization.load_pem_private_key(key, None).public_key() == mine.public_key()
@@ -75,8 +86,11 @@ def create(folder: Path, hosts: Sequence[str]) -> list[Path]:
     """A new authority, and a certificate for a server that is reached by these names and addresses."""
     if (folder / "ca" / "ca.key").exists():
         raise StoreError(f"{folder / 'ca'}: there is an authority already; clients of a new one would not be believed")
-    found = [_host(host) for host in hosts]
-    expect(len(found) > 0, "hosts", list(hosts), "a name or address by which clients reach the server")
+    expect(len(hosts) > 0, "hosts", list(hosts), "a name or address by which clients reach the server")
+    if (folder / "server" / "key.pem").exists():
+        raise StoreError(f"{folder / 'server'}: there is a certificate already, of an authority that is not here")
+    for host in hosts:
+        _host(host)  # before anything is written
     key = ec.generate_private_key(ec.SECP256R1())
     name = _named("cutlayer authority")
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -90,19 +104,26 @@ def create(folder: Path, hosts: Sequence[str]) -> list[Path]:
     return [*made, *_issue(folder, "server", hosts, ExtendedKeyUsageOID.SERVER_AUTH, YEARS["server"])]
 
 
-def issue(folder: Path, name: str) -> list[Path]:
-    """A certificate for a client."""
-    check_name(name)
-    return _issue(folder, name, [], ExtendedKeyUsageOID.CLIENT_AUTH, YEARS["client"])
+def issue(folder: Path, *names: str) -> list[Path]:
+    """A certificate for each of these clients; for none of them where one cannot be."""
+    for name in names:
+        check_name(name)
+        if (folder / name / "key.pem").exists():
+            raise StoreError(f"{folder / name}: there is a certificate already; delete the folder for a new one")
+    use, years = ExtendedKeyUsageOID.CLIENT_AUTH, YEARS["client"]
+    return [path for name in dict.fromkeys(names) for path in _issue(folder, name, [], use, years)]
 
 
-def revoke(folder: Path, name: str) -> Path:
-    """From now on the server refuses this client, whatever certificate of that name it shows."""
-    check_name(name)
-    path = folder / "server" / REVOKED
-    names = revoked(folder / "server") | {name}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_aside(path, "".join(f"{one}\n" for one in sorted(names)).encode())  # a server may be reading it
+def revoke(folder: Path, *names: str) -> Path:
+    """From now on the server refuses these clients, whatever certificates of their names they show."""
+    for name in names:
+        check_name(name)
+    server = place(folder, "server")
+    if not (server / "key.pem").exists():
+        raise StoreError(f"{folder}: no server in it; expected the folder of `cutlayer certs init`, or its server")
+    everybody = revoked(server) | set(names)
+    path = server / REVOKED
+    write_aside(path, "".join(f"{one}\n" for one in sorted(everybody)).encode())  # a server may be reading it
     return path
 
 
@@ -116,11 +137,14 @@ def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
     certs = sorted(folder.glob("*/cert.pem"))
     if not certs:
         raise StoreError(f"{folder}: no certificates in it; expected `cutlayer certs init` first")
-    try:
-        found = [x509.load_pem_x509_certificate(path.read_bytes()) for path in certs]
-    except ValueError as error:
-        raise StoreError(f"{folder}: a damaged certificate: {error}") from error
-    return [(common_name(cert), cert.not_valid_after_utc) for cert in found]
+    found = []
+    for path in certs:
+        try:
+            cert = x509.load_pem_x509_certificate(path.read_bytes())
+        except ValueError as error:
+            raise StoreError(f"{path}: a damaged certificate: {error}") from error
+        found.append((common_name(cert), cert.not_valid_after_utc))
+    return found
 
 
 def check_name(name: str) -> None:
@@ -135,8 +159,6 @@ def common_name(cert: x509.Certificate) -> str:
 
 def _issue(folder: Path, name: str, hosts: Sequence[str], use: x509.ObjectIdentifier, years: int) -> list[Path]:
     target = folder / name
-    if (target / "key.pem").exists():
-        raise StoreError(f"{target}: there is a certificate already; delete the folder for a new one")
     try:
         ca_key = serialization.load_pem_private_key((folder / "ca" / "ca.key").read_bytes(), None)
         ca_pem = (folder / "ca" / "ca.pem").read_bytes()

@@ -39,8 +39,8 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
         was.count_sync if change.sync is None else change.sync,
         change.sequential or was.sequential,  # type: ignore[arg-type]  # Clock checks it
     )
-    clients = max([model.clients, *(1 + max(record.clients, default=0) for record in rounds)])  # some may come later
-    devices = draw(change.profile or was.devices, clients, was.seed, sum(model.macs))
+    clients = max((j + 1 for record in rounds for j in record.clients), default=0)  # a server learns who there are
+    devices = draw(change.profile or was.devices, max(model.clients, clients, 1), was.seed, sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
     scheme, whole = was.part("scheme"), sum(model.weights)
     again = []

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -19,18 +20,26 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
-from cutlayer.errors import ContractError
+from cutlayer.errors import ContractError, expect
 from cutlayer.experiment import Experiment
+from cutlayer.net import free
 from cutlayer.service import Service
 
 HOST = "127.0.0.1"
 NOTHING_FROM_ELSEWHERE = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
 
+def check(port: int) -> None:
+    """Refuse a port on which no page can be."""
+    expect(0 <= port < 2**16, "ui", port, "a port, 0 to 65535")
+    free("ui", f"{HOST}:{port}")
+
+
 @contextmanager
 def shown(experiment: Experiment, service: Service, port: int) -> Iterator[str]:
     """Serve the page as long as the run lasts; its address."""
-    server = uvicorn.Server(uvicorn.Config(app(experiment, service), HOST, port, log_level="error", lifespan="off"))
+    check(port)
+    server = uvicorn.Server(uvicorn.Config(app(experiment, service), HOST, port, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, name="cutlayer-ui", daemon=True)
     thread.start()
     until = time.monotonic() + 10
@@ -82,7 +91,7 @@ def state(experiment: Experiment, service: Service) -> dict[str, Any]:
         {
             "n": r.n,
             "accuracy": r.accuracy,
-            "loss": r.loss,
+            "loss": r.loss if r.loss is not None and math.isfinite(r.loss) else None,
             "participants": r.participants,
             "lost": r.lost,
             "seconds": r.seconds,
