@@ -279,7 +279,7 @@ def test_addresses_that_are_none(address: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "server", "a b"])
 def test_without_certificates_a_name_must_be_one(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match="client name"):
+    with pytest.raises(ContractError, match="name"):
         cl.join("127.0.0.1:1", rows()[0], model=network(), name=name, out=tmp_path)
 
 
