@@ -287,5 +287,5 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = str(tmp_path / "run")
     assert main(["serve", "--task", "digits", "--listen", "0.0.0.0:7443", "--out", out]) == 2
     assert "without certificates" in capsys.readouterr().err and not Path(out).exists()
-    assert main(["join", "--server", "example.org:7443", "--name", "a", "--data", "x.npz", "--out", out]) == 2
+    assert main(["join", "--server", "example.org:7443", "--name", "a", "--data", str(tmp_path), "--out", out]) == 2
     assert "without certificates" in capsys.readouterr().err and not Path(out).exists()
