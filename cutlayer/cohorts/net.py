@@ -151,6 +151,9 @@ class NetCohort:
             if session is None:
                 self._faults.append(f"{self.roster.names[j]}: gone before its turn")
                 continue
+            if session.behind > session.limit:
+                self._faults.append(f"{self.roster.names[j]}: it has not taken what it was sent before")
+                continue
             session.limit = session.reader.limit = max(session.limit, self.contract.limit(plan))
             session.send("Plan", *told(plan), zstd=self.rules.zstd)
             self.places[j] = Place(plan, session)
@@ -195,7 +198,9 @@ class NetCohort:
 
     def _send(self, kind: str, at: Address, tensors: Sequence[Tensor]) -> None:
         place, rules = self.places.get(at.client), self.rules
-        if place is not None:
+        if place is not None and place.session.behind > AHEAD * place.session.limit:
+            self._drop(at.client, "it does not take what it is sent")
+        elif place is not None:
             code = rules.code if kind in SHORT else "raw"
             place.session.send(kind, {"at": list(astuple(at))}, tensors, code, rules.zstd)
             place.asked = time.monotonic()

@@ -37,6 +37,7 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
+WHY = 1000  # characters of a refusal, some of which may be the client's own
 UNREAD = 4  # frames of a client that wait to be taken; it can send no more until they are
 Admit = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(name, words of its greeting) -> words of the answer; a ContractError refuses it, with its text as the reason."""
@@ -65,6 +66,7 @@ class Session:
     out: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNREAD))
     limit: int = 0  # bytes of the longest frame that has been asked of it; a late one may still come
+    behind: int = 0  # bytes sent that it has not taken yet
     up: int = 0  # bytes
     down: int = 0
     since: float = field(default_factory=time.monotonic)
@@ -87,7 +89,11 @@ class Session:
         self._soon(self.room.release)
 
     def _put(self, piece: bytes | None) -> None:
-        self._soon(lambda: self.out.put_nowait(piece))
+        self._soon(lambda: self._queue(piece))
+
+    def _queue(self, piece: bytes | None) -> None:
+        self.behind += len(piece or b"")
+        self.out.put_nowait(piece)
 
     def _soon(self, act: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the stream
@@ -162,7 +168,7 @@ class Hub:
         try:
             session, answer = await self._greeted(reader, context)
         except (ContractError, FrameError, TimeoutError) as error:
-            words = {"why": str(error) or "no greeting in time"}
+            words = {"why": str(error)[:WHY] or "no greeting in time"}
             for piece in written("Refused", words):
                 await context.write(piece)
             return
@@ -179,6 +185,7 @@ class Hub:
         try:
             while (going := await session.out.get()) is not None:
                 await context.write(going)
+                session.behind -= len(going)
             why = "closed"
         except (grpc.RpcError, grpc.aio.UsageError, asyncio.CancelledError) as error:
             why = type(error).__name__
@@ -189,11 +196,12 @@ class Hub:
 
     async def _greeted(self, reader: Reader, context: Any) -> tuple[Session, dict[str, Any]]:
         frame = None
-        while frame is None:
-            piece = await asyncio.wait_for(context.read(), PATIENCE)
-            if piece is grpc.aio.EOF:
-                raise FrameError("the stream ended before a greeting")
-            frame = reader.read(piece)
+        async with asyncio.timeout(PATIENCE):
+            while frame is None:
+                piece = await context.read()
+                if piece is grpc.aio.EOF:
+                    raise FrameError("the stream ended before a greeting")
+                frame = reader.read(piece)
         if frame.kind != "Hello":
             raise FrameError(f"a {frame.kind[:20]!r} before a greeting")
         if self.identity is None:
