@@ -72,11 +72,12 @@ def bent(
     return guest
 
 
-def simulated(data: Data, faults: Sequence[Fault], **training: Any) -> nn.Module:
+def simulated(data: Data, faults: Sequence[Fault], model: nn.Module | None = None, **training: Any) -> nn.Module:
     """The simulator's weights when these clients are lost at these points."""
-    plain = cl.rounds(network(), data, data[0], backend="loop", **training)
+    model = network() if model is None else model
+    plain = cl.rounds(model, data, data[0], backend="loop", **training)
     cohort = FaultyCohort(plain.setup.cohort, faults)
-    run = cl.Run(copy.deepcopy(network()), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None)
+    run = cl.Run(copy.deepcopy(model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None)
     assert len(list(run)) == plain.setup.rounds and cohort.unfired == []
     return run.model
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import cutlayer as cl
 from cutlayer.joining import Joined
-from cutlayer.net.dial import Gone
 from cutlayer.remote import Answer
 from tests.faults.cohort import REPORT, Fault, What
 from tests.net.hands import Bend, at, bent, dialled, like, simulated, unhurried
@@ -258,92 +256,3 @@ def test_frames_of_an_earlier_attempt_change_nothing(tmp_path: Path) -> None:
     assert played.result.history[0].faults == played.result.history[2].faults == ()
     simulator = cl.train(network(), DATA, test=DATA[0], backend="loop", **training)
     assert same(played.result.model, simulator.model)
-
-
-def test_a_late_frame_may_be_longer_than_those_of_now(tmp_path: Path) -> None:
-    """Each round has a cut of its own; a frame of the round before is late, and not above the limit."""
-    torch.manual_seed(0)
-    wide = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3000), nn.Sequential(nn.Tanh(), nn.Linear(3000, 3)))
-    past: list[Answer] = []
-    late: list[tuple[int, int]] = []
-
-    def bend(answer: Answer) -> Iterable[Answer]:
-        before = past[-1:] if at(answer)[2] == 0 and past and at(past[-1])[1] < at(answer)[1] else []
-        late.extend((one[2][0].numel(), answer[2][0].numel()) for one in before)
-        if answer[0] == "Smashed":
-            past.append(answer)
-        return [*before, answer]
-
-    training = BASE | {"rounds": 6, "cut": (0, 1)}
-    guests = {BAD: bent(BAD, DATA, bend, tmp_path, model=wide)}
-    played = play(tmp_path, DATA, guests=guests, model=wide, **training)
-    assert any(was > 100 * now for was, now in late), late
-    assert [record.faults for record in played.result.history] == [()] * 6
-    assert same(played.result.model, cl.train(wide, DATA, test=DATA[0], backend="loop", **training).model)
-
-
-def test_flooding(tmp_path: Path) -> None:
-    """More than it is asked for: its step still counts, and then it is out."""
-    services: list[Any] = []
-
-    def floods(answer: Answer) -> Iterable[Answer]:
-        return [answer] * (50 if at(answer) == ("Smashed", 2, 1) else 1)
-
-    def waits(answer: Answer) -> Iterable[Answer]:
-        if at(answer) == ("Smashed", 2, 1):
-            assert any(BAD not in services[0].cohort.places or pause.wait(0.01) for _ in range(2000))
-        return [answer]
-
-    pause, training = threading.Event(), BASE | {"rounds": 3}
-    guests = {1: bent(1, DATA, floods, tmp_path), 2: bent(2, DATA, waits, tmp_path)}
-    played = play(tmp_path, DATA, guests=guests, watch=services.append, **training)
-    assert [record.faults for record in played.result.history] == [
-        (),
-        ("ward-1: it sends more than it is asked for",),
-        (),
-    ]
-    assert same(played.result.model, simulated(DATA, [Fault("drop", 2, BAD, 2)], **training))
-
-
-@pytest.mark.parametrize(("kib", "pieces"), [(8, "one"), (4000, "several")])
-def test_a_frame_above_the_limit(tmp_path: Path, kib: int, pieces: str) -> None:
-    """Its stream is closed before the frame is whole."""
-
-    def bend(answer: Answer) -> Iterable[Answer]:
-        if at(answer) != ("Smashed", 2, 1):
-            return [answer]
-        return [like(answer, torch.zeros(kib * 256), answer[2][1])]
-
-    log: list[str] = []
-    training = BASE | {"rounds": 2}
-    guests = {BAD: bent(BAD, DATA, bend, tmp_path, log)}
-    played = play(tmp_path, DATA, guests=guests, **training)
-    (fault,) = played.result.history[1].faults
-    assert fault.startswith("ward-1: it sent a frame of more than") and len(log) == 1
-    assert same(played.result.model, simulated(DATA, [Fault("drop", 2, BAD, 1)], **training))
-
-
-def test_another_number_of_samples_on_the_way(tmp_path: Path) -> None:
-    """Once the run has begun its data are what they were: whoever says otherwise is refused."""
-
-    def guest(port: int) -> str:
-        line, _ = dialled(port, "ward-1")
-        line.reader.limit = 2**20
-        line.send("Ready", {"samples": 12})
-        while line.receive().kind != "Plan":
-            pass
-        line.send("Ready", {"samples": 13})
-        try:
-            while (frame := line.receive()).kind != "Refused":
-                pass
-            return str(frame.words["why"])
-        except Gone as error:
-            return str(error)
-        finally:
-            line.close()
-
-    training = BASE | {"rounds": 1}
-    played = play(tmp_path, DATA, guests={BAD: guest}, **training)
-    assert "13 samples, where it had 12" in str(played.clients[BAD])
-    assert played.result.history[0].faults == ("ward-1: closed",)
-    assert same(played.result.model, simulated(DATA, [Fault("drop", 1, BAD, 0)], **training))
