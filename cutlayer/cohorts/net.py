@@ -155,8 +155,8 @@ class NetCohort:
                 self._faults.append(f"{self.roster.names[j]}: it has not taken what it was sent before")
                 continue
             session.limit = session.reader.limit = max(session.limit, self.contract.limit(plan))
+            self.places[j] = Place(plan, session)  # asked from now on: the answer may be here before `send` returns
             session.send("Plan", *told(plan), zstd=self.rules.zstd)
-            self.places[j] = Place(plan, session)
 
     def gather(self, wave: Wave) -> list[Smashed]:
         return self._hear("Smashed", wave.clients)
@@ -202,8 +202,8 @@ class NetCohort:
             self._drop(at.client, "it does not take what it is sent")
         elif place is not None:
             code = rules.code if kind in SHORT else "raw"
-            place.session.send(kind, {"at": list(astuple(at))}, tensors, code, rules.zstd)
             place.asked = time.monotonic()
+            place.session.send(kind, {"at": list(astuple(at))}, tensors, code, rules.zstd)
 
     def _hear(self, kind: str, clients: Sequence[int]) -> list[Any]:
         """One message of this kind from each of these clients, in time; whoever fails is lost."""
