@@ -86,16 +86,20 @@ class Joining:
                 while (frame := line.receive()).kind != "Bye":
                     self._answer(line, frame)
                 return self._end(frame)
+            except FrameError as error:
+                raise FrameError(f"{self.server}: it sent {error}") from error
             except Gone as error:
                 if self.remote is not None:
                     self.remote.anew()
                 if there:
                     alone = time.monotonic()
                 closed = closed + 1 if CLOSED in str(error) else 0
-                if self.who is not None and self.welcome is None and closed == SUSPICIOUS:
+                if self.welcome is None and closed == SUSPICIOUS:
+                    expected = f"a server that knows the authority of {self.certs}, and a certificate it accepts"
+                    if self.who is None:
+                        expected = "certs, which it seems to ask for"
                     raise AuthError(
-                        f"{self.server}: it closes the connection before a word is said; expected a server that knows "
-                        f"the authority of {self.certs}, and a certificate it accepts"
+                        f"{self.server}: it closes the connection before a word is said; expected {expected}"
                     ) from error
                 gone = time.monotonic() - alone
                 if gone > self.patience:

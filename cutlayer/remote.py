@@ -120,11 +120,12 @@ class Remote:
     def _check(self, plan: Plan) -> None:
         """The client's own limits."""
         limits, steps = self.limits, plan.feed.total(len(self.source))
+        rate, batch = f"above 0, to {limits.rate:g} (--limit-rate)", f"at most {limits.batch:,} (--limit-batch)"
         for what, value, good, expected in (
             ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
-            ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,}"),
-            ("rate", plan.eta, math.isfinite(plan.eta) and 0 < plan.eta <= limits.rate, f"above 0, to {limits.rate:g}"),
-            ("batch", plan.feed.batch_size, plan.feed.batch_size <= limits.batch, f"at most {limits.batch:,}"),
+            ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,} (--limit-steps)"),
+            ("rate", plan.eta, math.isfinite(plan.eta) and 0 < plan.eta <= limits.rate, rate),
+            ("batch", plan.feed.batch_size, plan.feed.batch_size <= limits.batch, batch),
             ("noise", plan.noise, math.isfinite(plan.noise) and plan.noise >= 0, "a finite number, at least 0"),
             ("labels", plan.loss is not None, (plan.loss is not None) == bool(self.layout.tail), "as agreed"),
         ):

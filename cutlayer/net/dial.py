@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ class Line:
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else None
             details = str(error.details() if isinstance(error, grpc.Call) else error)
-            told = details.rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
+            told = re.sub("^(UNKNOWN|UNAVAILABLE): ", "", details.rpartition("last error: ")[2])
             if any(word in details for word in UNTRUSTED):
                 raise AuthError(f"the server is not who it should be: {told}") from error
             raise Gone(f"{code.name if code else 'error'}: {told}") from error

@@ -18,6 +18,7 @@ from cutlayer.cli import serve
 from cutlayer.cli.main import main
 from cutlayer.joining import Joining
 from cutlayer.net import dial, identity
+from cutlayer.net.hub import Hub
 from tests.net.lives import after
 from tests.net.play import certs
 from tests.net.test_dropouts import Breaking, once
@@ -237,6 +238,17 @@ def test_join_refuses(said: Output, flags: str, why: str) -> None:
     err = said()[1]
     assert err.startswith("cutlayer: error: ") and why in err and err.count("\n") == 1
     assert {path.name for path in Path().iterdir()} == {"mine.npz"}
+
+
+def test_join_is_told_that_it_needs_a_certificate(said: Output) -> None:
+    arrays(Path("mine.npz"), 12, 0)
+    hub = Hub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, words: {}, set)
+    hub.start()
+    assert run(f"join --server 127.0.0.1:{hub.port} --name a --data mine.npz --quiet") == 2
+    hub.stop(0.1)
+    assert said()[1].endswith(
+        "closes the connection before a word is said; expected certs, which it seems to ask for\n"
+    )
 
 
 def test_join_names_the_folders_that_there_are(said: Output) -> None:
