@@ -192,7 +192,7 @@ def test_broken_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {path: path.read_bytes() for path in tmp_path.rglob("own-3.*")}
     assert {target.kind for target in known} >= set(KINDS[:15]) - {"Refused"}
     fuzzer = Fuzzer([target.piece for target in known], SEED)
-    often = list(itertools.accumulate(1 if target.kind in DOWN else 4 for target in known))  # those compute
+    often = list(itertools.accumulate(1 if target.kind in DOWN else 5 for target in known))  # those compute
     refused, accepted, ways = collections.Counter(), collections.Counter(), collections.Counter()
     unread = idle = most = begin = 0
     for n in range(FRAMES):
@@ -248,7 +248,7 @@ def test_broken_frames_while_others_train(
     unhurried(monkeypatch)
     monkeypatch.setattr("cutlayer.net.hub.Reader", Counting)
     Counting.read_so_far = 0
-    streams, rounds, per = 1080, 6, 8
+    streams, rounds, per = 960, 6, 8
     pieces = [target.piece for target in targets(tmp_path / "frames") if target.kind != "Ready"]
     fuzzer = Fuzzer(pieces, SEED, [kind for kind in KINDS if kind != "Ready"])
     hello = piece_of("Hello", words(Hello()), ())
