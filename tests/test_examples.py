@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,9 @@ def test_there_are_examples() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example(path: Path) -> None:
+def test_example(path: Path, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) < 60
-    done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, check=False)
+    command, env = [sys.executable, "-W", "error", path], {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout

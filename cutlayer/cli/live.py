@@ -26,6 +26,8 @@ def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Ro
     """The rounds of a run, shown as they come."""
     plain, view = Plain(quiet), View(experiment, service)
     if quiet or not console.is_terminal:
+        if not quiet:
+            service.cohort.say = lambda line: print(line, flush=True)
         for record in experiment:
             for fault in record.faults if not quiet else ():
                 print(f"round {record.n}: {fault}", flush=True)

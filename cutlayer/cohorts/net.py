@@ -86,6 +86,7 @@ class NetCohort:
         self.grace = grace  # seconds for everybody to come back, once: after a restart
         self.places: dict[int, Place] = {}
         self.status = ""
+        self.say: Callable[[str], None] = lambda line: None  # who comes and goes, for a log
         self._faults: list[str] = []
 
     # who is there
@@ -115,6 +116,10 @@ class NetCohort:
         while len(self.roster.connected) < clients and time.monotonic() < until:
             self.status = f"waiting for clients: {len(self.roster.connected)} of {clients} are there"
             self._handle(self.hub.next(TICK))
+
+    def _count(self) -> str:
+        there = len(self.roster.connected)
+        return f"{there} clients" if self.roster.fixed else f"{there} of {self.rules.least} clients"
 
     def _revoke(self, name: str) -> None:
         for session in [session for session in self.roster.sessions.values() if session.name == name]:
@@ -250,6 +255,7 @@ class NetCohort:
         if event.kind == "frame" and frame is not None and frame.kind == "Ready":
             try:
                 self.roster.enrol(session, frame.words.get("samples"))
+                self.say(f"{session.name}: connected, {frame.words['samples']} samples; {self._count()}")
             except ContractError as error:
                 session.send("Refused", {"why": str(error)})
                 session.close()
@@ -258,6 +264,8 @@ class NetCohort:
         place = None if j is None else self.places.get(j)
         if event.kind == "went":
             self.roster.went(session)
+            if j is not None:
+                self.say(f"{session.name}: {event.why}; {self._count()}")
         if j is None or place is None or place.session is not session:
             return -1
         if event.kind == "went":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +27,17 @@ SIZES = (12, 20, 9, 16)
 Data = list[tuple[torch.Tensor, torch.Tensor]]
 
 
+def scratch(what: str) -> Path:
+    """A folder for as long as the tests last."""
+    folder = Path(tempfile.mkdtemp(prefix=f"cutlayer-{what}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @functools.cache
 def certs() -> Path:
     """An authority, a server's certificate and four clients'; made once."""
-    folder = Path(tempfile.mkdtemp(prefix="cutlayer-certs-"))
+    folder = scratch("certs")
     identity.create(folder, ["localhost", "127.0.0.1"])
     for name in NAMES:
         identity.issue(folder, name)

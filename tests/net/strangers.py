@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import socket
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from cutlayer.net.dial import Line
 from cutlayer.net.frames import Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
-from tests.net.play import NAMES, certs
+from tests.net.play import NAMES, certs, scratch
 
 HOSTS = ["localhost", "127.0.0.1"]
 Stranger = Callable[[int], str]
@@ -29,7 +28,7 @@ Stranger = Callable[[int], str]
 @functools.cache
 def others() -> Path:
     """Another authority, with a client of the same name as one of ours."""
-    folder = Path(tempfile.mkdtemp(prefix="cutlayer-others-"))
+    folder = scratch("others")
     identity.create(folder, HOSTS)
     identity.issue(folder, NAMES[3])
     return folder
