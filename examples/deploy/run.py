@@ -32,7 +32,8 @@ def until(process: subprocess.Popen[str], begins: str) -> str:
 
 
 def join(name: str, port: str) -> subprocess.Popen[str]:
-    return start("join", "--server", f"localhost:{port}", "--certs", f"certs/{name}", "--data", f"parts/{name}.npz")
+    words = f"join --server localhost:{port} --certs certs/{name} --data parts/{name}.npz --patience 60"
+    return start(*words.split())
 
 
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="cutlayer-deploy-"))
@@ -40,7 +41,7 @@ FOLDER.mkdir(parents=True, exist_ok=True)
 begin = f"certs init; certs client {' '.join(CLIENTS)}; partition --clients 4 --dirichlet 0.5 --export parts"
 assert not any(start(*words.split()).wait() for words in begin.split("; "))
 
-serve = "serve --scheme smofi --rounds 5 --local-epochs 2 --min-clients 4 --listen 127.0.0.1:0 --certs certs --out run"
+serve = "serve --scheme smofi --rounds 10 --local-epochs 1 --min-clients 4 --listen 127.0.0.1:0 --certs certs --out run"
 server = start(*serve.split())
 port = until(server, "listening on").split()[2].rpartition(":")[2]
 clients = {name: join(name, port) for name in CLIENTS}
