@@ -289,7 +289,8 @@ def test_a_whole_run(said: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     assert err == "" and "backend" not in out
     results = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert sorted(Path(result["front"]).parent.name for result in results) == ["ward-0", "ward-1"]
-    assert all(result["rounds"] == 2 and Path(result["front"]).is_file() for result in results)
+    assert all(Path(result["front"]).is_file() for result in results)
+    assert sorted(result["rounds"] for result in results) in ([1, 2], [2, 2])  # it may come back too late for the second
     assert f"sha256 {(store.read_summary(Path('run')) or {})['sha256']}" in out
     assert run("resume run --quiet") == 0 and said() == ("", ""), "it is complete already"
 
