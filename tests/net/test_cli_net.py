@@ -290,7 +290,10 @@ def test_a_whole_run(said: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     results = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert sorted(Path(result["front"]).parent.name for result in results) == ["ward-0", "ward-1"]
     assert all(Path(result["front"]).is_file() for result in results)
-    assert sorted(result["rounds"] for result in results) in ([1, 2], [2, 2])  # it may come back too late for the second
+    assert sorted(result["rounds"] for result in results) in (
+        [1, 2],
+        [2, 2],
+    )  # it may come back too late for the second
     assert f"sha256 {(store.read_summary(Path('run')) or {})['sha256']}" in out
     assert run("resume run --quiet") == 0 and said() == ("", ""), "it is complete already"
 
