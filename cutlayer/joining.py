@@ -19,7 +19,7 @@ from cutlayer.cohorts.contract import agreed
 from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
 from cutlayer.cut import Layout, blocks_of, cut_range, device_of
 from cutlayer.data.source import Source
-from cutlayer.errors import AuthError, ContractError, FrameError, TransportError, expect
+from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
 from cutlayer.flat import Half, Style, Vectors
 from cutlayer.messages import Loss
 from cutlayer.net import identity
@@ -30,6 +30,7 @@ from cutlayer.remote import Remote
 from cutlayer.terms import LOOPBACK, Limits, Say, is_port
 
 CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
+WHY = 300  # characters of a server's reason
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
 """Model and data, once the server has said what it trains."""
@@ -158,7 +159,7 @@ class Joining:
         remote, welcome = self.remote, self.welcome
         assert remote is not None and welcome is not None
         if why := frame.words.get("why"):
-            self.say(f"the server ends the run: {why}")
+            raise Diverged(f"the server ends the run: {str(why)[:WHY]}")
         cut = frame.words.get("cut")
         vectors = frame.tensors
         confirmed = frame.words.get("confirmed", 0)

@@ -108,6 +108,8 @@ class Remote:
         kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else {}
         if plan.start is None and "w" not in kept:
             raise FrameError("a plan without a front, where none has been kept")
+        if plan.start is None and not plan.keeps_half:
+            raise FrameError("a plan that asks for the front this client keeps to itself")
         plan = replace(plan, own=kept)
         self._fits(plan, self._seat)
         self.plan = plan

@@ -87,6 +87,8 @@ class Engine:
 
     def _play(self, state: Global, attempt: int) -> tuple[Global, Round]:
         call = self._call(state, attempt)
+        if not call.J and isinstance(self.setup.cohort, Comes):
+            raise RoundAbandoned(f"round {call.n}: none of its {call.selected} clients has a full batch")
         if not call.J:
             after = replace(state, n=call.n)
             return after, self._record(after, Tally(), call, (0.0, 0.0))

@@ -100,7 +100,8 @@ class Service:
         self.hub = Hub(net.listen, who, self._admit, self._revoked)
         self.roster = Roster(self.roster_path)
         rules = Rules(net.min_clients, self._select, net.over_selection, net.quorum, net.attempts, net.code, net.zstd)
-        patience = Patience(first=net.deadline, least=min(5.0, net.deadline), most=max(10 * net.deadline, 600.0))
+        least = min(max(5.0, net.deadline / 4), net.deadline)
+        patience = Patience(first=net.deadline, least=least, most=max(10 * net.deadline, 600.0))
         self.cohort = NetCohort(self.hub, self.roster, contract, patience, rules, net.grace)
 
     @property

@@ -154,6 +154,12 @@ def test_after_so_many_attempts_it_gives_up(tmp_path: Path, monkeypatch: pytest.
     assert len(broken.fired) == 3
 
 
+def test_clients_without_a_full_batch(tmp_path: Path) -> None:
+    """A run in which nobody could train does not count its rounds."""
+    with pytest.raises(cl.RoundAbandoned, match=r"round 1: none of its 4 clients has a full batch \(2 attempts\)"):
+        play(tmp_path, rows(), {"attempts": 2}, scheme="smofi", **(ARGUMENTS | {"batch_size": 64}))
+
+
 def test_more_are_asked_than_needed(tmp_path: Path) -> None:
     played = play(tmp_path, rows(), {"over_selection": 1.5}, participation=2, scheme="smofi", **ARGUMENTS)
     assert [record.participants for record in played.result.history] == [3, 3]

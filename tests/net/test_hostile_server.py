@@ -105,6 +105,10 @@ PLANS: dict[str, tuple[Change, str]] = {
         lambda said, v: [said.update(starts=False, keeps_half=True, confirmed=0)][1:],
         "a plan without a front, where none has been kept",
     ),
+    "asks for the front that is kept": (
+        lambda said, v: [said.update(starts=False, keeps_memory=True, confirmed=3)][1:],
+        "the front this client keeps to itself",
+    ),
     "another optimizer than was kept": (
         put(keeps_memory=True, confirmed=3, optimizer={"kind": "Adam", "numbers": {}}),
         "1 moments, where Adam has 2",

@@ -103,6 +103,12 @@ def test_a_hostile_end(tmp_path: Path, name: str) -> None:
     leaves(tmp_path, *BYES[name])
 
 
+def test_a_run_that_diverged(tmp_path: Path) -> None:
+    leaves(
+        tmp_path, ended(why="the weights are no longer finite"), "the server ends the run: the weights", of=cl.Diverged
+    )
+
+
 def test_an_honest_end(tmp_path: Path) -> None:
     """The same by hand, with nothing wrong: so it was the changes that were refused."""
     kept(tmp_path, "send")
