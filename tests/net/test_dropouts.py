@@ -7,6 +7,7 @@ import dataclasses
 import random
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -169,11 +170,14 @@ def test_more_are_asked_than_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("scheme", "rounds"), [(scheme, 20 if scheme == "smofi" else 5) for scheme in SCHEMES])
 def test_three_in_ten_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, rounds: int) -> None:
     """At a random step of their round, again and again: the run finishes, and nothing hangs."""
-    dice, doomed = random.Random(scheme), {}
+    doomed: dict[str, int | None] = {}
+    times: Counter[tuple[str, int]] = Counter()
     steps = {name: len(y) // 4 for name, (_, y) in zip(NAMES, rows(), strict=True)}
 
     def decide(name: str, n: int, step: int) -> bool:
         if step == 0:
+            times[name, n] += 1
+            dice = random.Random(f"{scheme}/{name}/{n}/{times[name, n]}")  # whoever comes when
             doomed[name] = dice.randrange(steps[name]) if dice.random() < 0.3 else None
         return doomed[name] == step
 
