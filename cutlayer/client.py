@@ -56,6 +56,7 @@ class Client:
         self._next: Indices | None = None
         self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
         self.waits = False  # for that gradient
+        self.turned = False  # where labels stay: this step has been through the last block
 
     def next(self) -> Indices:
         """The rows of the next step."""
@@ -65,7 +66,7 @@ class Client:
 
     def begin(self) -> None:
         """The next step is under way."""
-        self._next, self.waits, self._turned = None, True, False
+        self._next, self.waits, self.turned = None, True, False
 
     def batch(self) -> tuple[Inputs, Tensor]:
         """The samples of the next step, which is now under way."""
@@ -98,9 +99,9 @@ class Client:
     def turn(self, features: Features) -> FeatureGrad | None:
         """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
         plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
-        if plan.loss is None or not self.waits or self._turned or features.address != where:
+        if plan.loss is None or not self.waits or self.turned or features.address != where:
             return None
-        self._turned = True
+        self.turned = True
         z = features.z.detach().to(rows.half.device).requires_grad_()
         drawn = rows.half.style.randomness
         with torch.enable_grad():

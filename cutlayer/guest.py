@@ -74,8 +74,6 @@ class Guest:
         expect(shape == welcome.shape, "data: rows of shape", shape, f"the server's, {welcome.shape}")
         rows = _named(rows, names, welcome)
         seen, mine = heard(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
-        pad = getattr(seen, "pad", 0)
-        expect(0 <= pad <= max(shape, default=0), "the server's rows: pad", pad, f"at most the images' {shape}")
         kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
         expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
         if isinstance(seen, Pixels):

@@ -22,7 +22,7 @@ from cutlayer.data.source import Source
 from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
 from cutlayer.flat import Half, Style, Vectors
 from cutlayer.messages import Loss
-from cutlayer.net import identity
+from cutlayer.net import identity, plain
 from cutlayer.net.dial import Gone, Line, waits
 from cutlayer.net.frames import Frame
 from cutlayer.own import Own
@@ -30,7 +30,6 @@ from cutlayer.remote import Remote
 from cutlayer.terms import LOOPBACK, Limits, Say, is_port
 
 CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
-WHY = 300  # characters of a server's reason
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
 """Model and data, once the server has said what it trains."""
@@ -142,9 +141,10 @@ class Joining:
         remote, welcome = self.remote, self.welcome
         assert remote is not None and welcome is not None
         if frame.kind == "Refused":
-            raise ContractError(f"the server refuses: {frame.words.get('why')}")
+            raise ContractError(f"the server refuses: {plain(frame.words.get('why'))}")
         if frame.kind == "Stop":
-            self.say(f"round {frame.words.get('round')}: the server goes on without us: {frame.words.get('why')}")
+            n, why = (plain(frame.words.get(name)) for name in ("round", "why"))
+            self.say(f"round {n}: the server goes on without us: {why}")
         before = remote.round
         for kind, said, tensors in remote.answer(frame):
             line.send(kind, said, tensors, welcome.code if kind in SHORT else "raw", welcome.zstd)
@@ -159,7 +159,7 @@ class Joining:
         remote, welcome = self.remote, self.welcome
         assert remote is not None and welcome is not None
         if why := frame.words.get("why"):
-            raise Diverged(f"the server ends the run: {str(why)[:WHY]}")
+            raise Diverged(f"the server ends the run: {plain(why)}")
         cut = frame.words.get("cut")
         vectors = frame.tensors
         confirmed = frame.words.get("confirmed", 0)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.client import Client, Seat
-from cutlayer.cohorts.contract import Contract
+from cutlayer.cohorts.contract import Contract, address_of
 from cutlayer.cohorts.orders import heard
 from cutlayer.cut import Layout
 from cutlayer.data.source import Source
 from cutlayer.errors import CutlayerError, FrameError
 from cutlayer.flat import Rows, Style, Vectors, half
 from cutlayer.local import joint
-from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Loss, Momentum, Plan, Report, Smashed, Square
+from cutlayer.messages import CutGrad, FeatureGrad, Features, Loss, Momentum, Plan, Report, Smashed, Square
 from cutlayer.net.frames import Frame
 from cutlayer.optim import Memory, Moments
 from cutlayer.own import Own
@@ -55,7 +55,6 @@ class Remote:
         self.plan: Plan | None = None
         self.round = 0
         self._last = (-1, -1)  # the round and attempt of the last plan on this stream
-        self._turned = -1  # the last step whose features it has answered
 
     @property
     def limit(self) -> int:
@@ -113,7 +112,7 @@ class Remote:
         plan = replace(plan, own=kept)
         self._fits(plan, self._seat)
         self.plan = plan
-        self._last, self._turned = (plan.address.round, plan.address.attempt), -1
+        self._last = plan.address.round, plan.address.attempt
         self.client, self.round = Client(plan.address.client, self.source), plan.address.round
         self.client.open(plan, self._seat)
         self.steps = plan.feed.total(len(self.source))
@@ -151,23 +150,22 @@ class Remote:
             _vector(moment, self.contract.sizes[plan.cut][0], self.contract.dtype)
 
     def _turn(self, frame: Frame) -> list[Answer]:
-        at, (z,), shape = self._at(frame), self._tensors(frame, 1), self.contract.z
+        at, (z,), shape = address_of(frame), self._tensors(frame, 1), self.contract.z
         if shape is None:
             raise FrameError("features, where labels are sent")
-        if at != self.client.here() or not self.client.waits or at.step == self._turned:
+        if at != self.client.here() or not self.client.waits or self.client.turned:
             return []
         _like(z, (len(self.client.smashed), *shape), self.contract.dtype, "features")
-        self._turned = at.step
         back = self.client.turn(Features(at, z))
         return [] if back is None else [_written(back)]
 
     def _step(self, frame: Frame) -> Iterator[Answer]:
         assert self.plan is not None
-        at = self._at(frame)
+        at = address_of(frame)
         grad, *square = self._tensors(frame, 1 + joint(self.plan.local))
         if at != self.client.here() or not self.client.waits:
             return
-        if self.layout.tail and self._turned != at.step:
+        if self.layout.tail and not self.client.turned:
             raise FrameError("a gradient before its features")
         _like(grad, tuple(self.client.smashed.shape), self.contract.dtype, "a gradient")
         for norm in square:
@@ -184,7 +182,7 @@ class Remote:
 
     def _adopt(self, frame: Frame) -> list[Answer]:
         assert self.plan is not None
-        at, m = self._at(frame), frame.tensors
+        at, m = address_of(frame), frame.tensors
         if not self.plan.fuses:
             raise FrameError("moments that nobody asked for")
         if at != self.client.here() or self.client.waits:
@@ -206,12 +204,6 @@ class Remote:
             self.own.keep(self.plan.address.round, kept, self.plan.confirmed)
         self.plan = None
         return [_written(report)]
-
-    def _at(self, frame: Frame) -> Address:
-        at = frame.words.get("at")
-        if not (isinstance(at, list) and len(at) == 4 and all(isinstance(n, int) for n in at)):
-            raise FrameError(f"a {frame.kind[:20]!r} without an address")
-        return Address(*at)
 
     def _tensors(self, frame: Frame, n: int) -> tuple[Tensor, ...]:
         if len(frame.tensors) != n:

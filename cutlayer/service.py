@@ -151,4 +151,4 @@ class Service:
 
     def _select(self, there: int) -> int:
         wanted = self.participation
-        return min(wanted, there) if isinstance(wanted, int) else inputs.selected(wanted, there)
+        return inputs.selected(min(wanted, there) if isinstance(wanted, int) else wanted, there)

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutlayer.cut import Layout, blocks_of
+from cutlayer.cut import Layout, blocks_of, in_order
 from cutlayer.data.source import Source
 from cutlayer.errors import FrameError
 from cutlayer.flat import Vectors, half
 from cutlayer.messages import Address, FeatureGrad, Momentum, Plan, Report, Smashed, Square
-from cutlayer.nested import ordered
+from cutlayer.nested import Inputs, each, ordered
 from cutlayer.net.frames import Frame
 from cutlayer.optim import Moments
 from cutlayer.rng import callers_randomness
@@ -40,6 +40,7 @@ class Contract:
     z: tuple[int, ...] | None
     y: tuple[tuple[int, ...], torch.dtype]
     classes: int | None
+    least: int = 1  # rows of a batch: two, where a batch norm needs them
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
@@ -54,7 +55,7 @@ class Contract:
 
     def message(self, frame: Frame, plan: Plan, step: int, samples: int) -> Any:
         """The frame as a message: of this plan's client, at this step of its own (a report: -1)."""
-        at = self._address(frame)
+        at = address_of(frame)
         expected = Address(plan.address.round, plan.address.client, step, plan.address.attempt)
         if at != expected:
             raise FrameError(f"a {frame.kind} for {_where(at)}, expected {_where(expected)}")
@@ -81,15 +82,9 @@ class Contract:
 
     def step(self, frame: Frame, plan: Plan) -> int | None:
         """The step it is of; None: of an earlier round or attempt, late and of no consequence."""
-        at, now = self._address(frame), plan.address
+        at, now = address_of(frame), plan.address
         late = at.client == now.client and (at.round, at.attempt) < (now.round, now.attempt)
         return None if late else at.step
-
-    def _address(self, frame: Frame) -> Address:
-        at = frame.words.get("at")
-        if not (isinstance(at, list) and len(at) == 4 and all(isinstance(n, int) for n in at)):
-            raise FrameError(f"a {frame.kind[:20]!r} without an address")
-        return Address(*at)
 
     def _smashed(self, frame: Frame, at: Address, plan: Plan) -> Smashed:
         stays = plan.loss is not None
@@ -143,9 +138,8 @@ class Contract:
         """Rows of one shape, as many as a batch may have."""
         B = plan.feed.batch_size
         good = x.dtype == self.dtype and x.ndim == 1 + len(shape) and tuple(x.shape[1:]) == shape
-        _must(
-            good and 1 <= len(x) <= B, f"{what} of {x.dtype} {tuple(x.shape)}, expected {self.dtype} 1..{B} x {shape}"
-        )
+        expected = f"expected {self.dtype} {self.least}..{B} x {shape}"
+        _must(good and self.least <= len(x) <= B, f"{what} of {x.dtype} {tuple(x.shape)}, {expected}")
         _must(bool(torch.isfinite(x).all()), f"{what} with NaN or infinity")
 
     def _vector(self, x: Tensor, size: int, dtype: torch.dtype) -> None:
@@ -153,6 +147,14 @@ class Contract:
             x.dtype == dtype and tuple(x.shape) == (size,), f"a vector of {x.dtype} {tuple(x.shape)}, expected {size}"
         )
         _must(not x.is_floating_point() or bool(torch.isfinite(x).all()), "weights with NaN or infinity")
+
+
+def address_of(frame: Frame) -> Address:
+    """Which message of which step it is, by its own words."""
+    at = frame.words.get("at")
+    if not (isinstance(at, list) and len(at) == 4 and all(isinstance(n, int) for n in at)):
+        raise FrameError(f"a {frame.kind[:20]!r} without an address")
+    return Address(*at)
 
 
 def agreed(
@@ -176,7 +178,18 @@ def agreed(
         z=shapes[-1 - layout.tail] if layout.tail else None,
         y=(tuple(y.shape[1:]), y.dtype),
         classes=classes,
+        least=1 if _takes_one(model, each(ordered(x, False), lambda t: t[:1]), device) else 2,
     )
+
+
+def _takes_one(model: nn.Module, x: Inputs, device: torch.device) -> bool:
+    """Whether a batch of one row can be trained on: a batch norm may see one number then, and refuse."""
+    try:
+        with torch.no_grad(), callers_randomness():
+            in_order(blocks_of(copy.deepcopy(model).to(device).train()), x)
+    except ValueError:
+        return False
+    return True
 
 
 def _must(good: bool, what: str) -> None:

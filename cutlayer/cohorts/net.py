@@ -19,14 +19,13 @@ from cutlayer.cohorts.seam import Muster
 from cutlayer.errors import ContractError, FrameError, RoundAbandoned
 from cutlayer.local import joint
 from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
-from cutlayer.net import Code
+from cutlayer.net import Code, plain
 from cutlayer.net.frames import Frame
 from cutlayer.net.hub import Event, Hub, Session
 from cutlayer.waves import Wave
 
 AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
 SHORT = ("Features", "CutGrad")  # what may be shortened on its way, at a loss
-LONGEST = 300  # characters of a fault
 TICK = 0.5  # seconds between looks at the clock while waiting for clients
 
 
@@ -265,7 +264,7 @@ class NetCohort:
         if event.kind == "went":
             self.roster.went(session)
             if j is not None:
-                self.say(f"{session.name}: {event.why}; {self._count()}")
+                self.say(f"{session.name}: {plain(event.why)}; {self._count()}")
         if j is None or place is None or place.session is not session:
             return -1
         if event.kind == "went":
@@ -281,10 +280,7 @@ class NetCohort:
         at = place.plan.address
         place.session.send("Stop", {"round": at.round, "attempt": at.attempt, "why": why})
         if fault:
-            plain = "".join(
-                c if c.isprintable() else "?" for c in why[:LONGEST]
-            )  # some of it may be the client's words
-            self._faults.append(f"{self.roster.names[j]}: {plain}")
+            self._faults.append(f"{self.roster.names[j]}: {plain(why)}")
             self.roster.entries[j].drops += 1
 
 

@@ -12,6 +12,11 @@ Code = Literal["raw", "float16", "int8"]
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
 
 
+def plain(text: object, most: int = 300) -> str:
+    """Words that came from another machine, fit for a terminal and a journal."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
+
+
 def free(field: str, place: str) -> None:
     """Refuse a HOST:PORT that nobody here could listen on."""
     host, _, port = place.rpartition(":")

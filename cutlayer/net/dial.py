@@ -12,7 +12,7 @@ import grpc
 from torch import Tensor
 
 from cutlayer.errors import AuthError, FrameError
-from cutlayer.net import Code
+from cutlayer.net import Code, plain
 from cutlayer.net.frames import Frame, Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
@@ -49,7 +49,7 @@ class Line:
         self.send("Hello", words)
         frame = self.receive()
         if frame.kind == "Refused":
-            raise Refused(f"the server refuses: {frame.words.get('why')}")
+            raise Refused(f"the server refuses: {plain(frame.words.get('why'))}")
         if frame.kind != "Welcome":
             raise FrameError(f"a {frame.kind!r} instead of a welcome")
         return frame.words

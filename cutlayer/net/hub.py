@@ -20,7 +20,7 @@ import grpc.aio
 from torch import Tensor
 
 from cutlayer.errors import ContractError, FrameError
-from cutlayer.net import Code
+from cutlayer.net import Code, plain
 from cutlayer.net.frames import Frame, Reader, written
 from cutlayer.net.identity import Identity, check_name
 
@@ -37,7 +37,6 @@ OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.so_reuseport", 0),
 ]
-WHY = 1000  # characters of a refusal, some of which may be the client's own
 UNREAD = 4  # frames of a client that wait to be taken; it can send no more until they are
 Admit = Callable[[str, dict[str, Any]], dict[str, Any]]
 """(name, words of its greeting) -> words of the answer; a ContractError refuses it, with its text as the reason."""
@@ -59,7 +58,6 @@ class Session:
     """One client's stream, from its greeting to its end."""
 
     name: str
-    peer: str
     loop: asyncio.AbstractEventLoop
     reader: Reader
     check: bool  # frames carry a checksum: no TLS guards them
@@ -69,7 +67,6 @@ class Session:
     behind: int = 0  # bytes sent that it has not taken yet
     up: int = 0  # bytes
     down: int = 0
-    since: float = field(default_factory=time.monotonic)
     alive: bool = True
 
     def send(
@@ -168,7 +165,7 @@ class Hub:
         try:
             session, answer = await self._greeted(reader, context)
         except (ContractError, FrameError, TimeoutError) as error:
-            words = {"why": str(error)[:WHY] or "no greeting in time"}
+            words = {"why": plain(error, 1000) or "no greeting in time"}
             for piece in written("Refused", words):
                 await context.write(piece)
             return
@@ -214,7 +211,7 @@ class Hub:
             raise ContractError(f"client {name}: its certificate has been revoked")
         answer = self.admit(name, frame.words)
         loop = asyncio.get_running_loop()
-        return Session(name, context.peer(), loop, reader, self.identity is None), answer
+        return Session(name, loop, reader, self.identity is None), answer
 
     async def _incoming(self, session: Session, context: Any) -> None:
         """What a client sends; the first thing that is wrong with it ends its stream."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import cutlayer as cl
@@ -24,6 +25,7 @@ from tests.net.play import NAMES, network, play, rows
 from tests.net.test_bits import SCHEMES, same
 
 ARGUMENTS: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1}
+TWO = "expected torch.float32 2..4 x (8,)"
 Decide = Callable[[str, int, int], bool]
 """(client, round, step) -> whether its connection breaks instead of this step."""
 
@@ -160,6 +162,24 @@ def test_clients_without_a_full_batch(tmp_path: Path) -> None:
     """A run in which nobody could train does not count its rounds."""
     with pytest.raises(cl.RoundAbandoned, match=r"round 1: none of its 4 clients has a full batch \(2 attempts\)"):
         play(tmp_path, rows(), {"attempts": 2}, scheme="smofi", **(ARGUMENTS | {"batch_size": 64}))
+
+
+def test_a_batch_that_batch_norm_cannot_take(tmp_path: Path) -> None:
+    """One row is no breach by intent, but it must not end the others' run."""
+    torch.manual_seed(0)
+    back = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), back)
+    one = {"batch_size": 4, "local_steps": 2, "rounds": 2, "cut": 0}
+    played = play(tmp_path, rows((12, 20, 1, 16)), model=model, scheme="smofi", **one)
+    for record in played.result.history:
+        assert record.clients == (0, 1, 3)
+        assert record.faults == (f"ward-2: it sent smashed data of torch.float32 (1, 8), {TWO}",)
+
+
+@pytest.mark.parametrize("participation", [0, -1, True, 1.5, 0.0])
+def test_nobody_cannot_be_selected(participation: Any) -> None:
+    with pytest.raises(cl.ContractError, match=r"^participation = "):
+        cl.serve(network(), rows()[0], participation=participation, listen="127.0.0.1:0")
 
 
 def test_more_are_asked_than_needed(tmp_path: Path) -> None:
