@@ -16,7 +16,7 @@ from cutlayer.errors import expect, is_whole, unknown
 from cutlayer.flat import Vectors, half
 from cutlayer.macs import Shape
 from cutlayer.nested import Inputs, each
-from cutlayer.rng import Drawn, Randomness, callers_randomness
+from cutlayer.rng import OwnRandomness, Randomness
 from cutlayer.stack import SIZE, Loss, unstackable
 from cutlayer.workers import Workers
 
@@ -37,7 +37,7 @@ class Backend:
     back: str | None = None  # and the server half
     size: int = 1  # clients in one graph
     workers: Workers = field(default_factory=Workers)
-    randomness: Randomness = "global"
+    randomness: Randomness = "own"
 
     @property
     def words(self) -> str:
@@ -70,8 +70,8 @@ def choose(
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
-    drawn = randomness(model, x, y, loss, device)
-    workers = Workers(1 if drawn == "global" else threads)
+    drawn, loss_draws = _drawn(model, x, y, loss, device)
+    workers = Workers(threads)
     small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
     if not together:
         return Backend("loop", "clients step one after another", workers=workers, randomness=drawn)
@@ -79,7 +79,7 @@ def choose(
         why = "as asked" if asked == "loop" else "the model is not small"
         return Backend("loop", why, workers=workers, randomness=drawn)
     front, back = _reasons(model, W, cuts, layout, x, autocast, device)
-    if drawn == "global" and device.type == "cpu":
+    if loss_draws:
         front = back = front or back or "the loss draws random numbers"
     if (front and back) or (asked == "auto" and (front or back)):
         return Backend("loop", f"not stackable: {front or back}", front, back, workers=workers, randomness=drawn)
@@ -95,18 +95,19 @@ def cores() -> int:
 
 
 def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
-    """What the model draws in training. A model that draws from torch's global generator runs in one thread."""
-    if device.type != "cpu":
-        return "global"
+    """What the model and the loss draw in training."""
+    return _drawn(model, x, y, loss, device)[0]
+
+
+def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> tuple[Randomness, bool]:
+    """What model and loss draw in training, and whether the loss does."""
     whole = half(model, range(len(blocks_of(model))), device)
-    with callers_randomness(), torch.no_grad():
-        before = torch.random.get_rng_state()
-        with Drawn(0) as drawn:
+    with torch.no_grad():
+        with OwnRandomness() as drawn:
             out = whole(each(x, torch.clone), whole.views(whole.read()))
-        loss(out, y)
-        if not torch.equal(before, torch.random.get_rng_state()):
-            return "global"
-    return "own" if drawn.used else "none"
+        with OwnRandomness() as late:
+            loss(out, y)
+    return "own" if drawn.used or late.used else "none", late.used
 
 
 def _reasons(
@@ -119,7 +120,7 @@ def _reasons(
     device: torch.device,
 ) -> tuple[str | None, str | None]:
     """Why either half cannot be stacked; with a cut that is redrawn, the whole model stands for both."""
-    with callers_randomness(), torch.no_grad():
+    with OwnRandomness(), torch.no_grad():
         if cuts[0] != cuts[1]:
             reason = unstackable(half(model, layout.whole, device), W, x, autocast)
             return reason, reason

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cutlayer.flat import Half, Rows
+from cutlayer.flat import Half, Rows, Style
 from cutlayer.messages import Address, CutGrad, Smashed
 from cutlayer.models import mlp
 from cutlayer.optim import Memory, Optimizer
 from cutlayer.parts import SCHEMES
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 from cutlayer.schemes.passes import Message
 from cutlayer.schemes.seam import Server, Session
 from cutlayer.schemes.server import TRAINED
@@ -81,9 +81,10 @@ def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 25
     """One scheme with m clients: a wide perceptron's back half, on random activations."""
     scheme = SCHEMES[name].make(**SCHEMES[name].fixed)
     cpu = torch.device("cpu")
-    with callers_randomness(), torch.no_grad():
-        torch.default_generator.manual_seed(0)
-        half = Half(list(mlp((FEATURES,), CLASSES, width, depth))[1:], cpu)
+    with OwnRandomness():
+        blocks = list(mlp((FEATURES,), CLASSES, width, depth))[1:]
+    with torch.no_grad():
+        half = Half(blocks, cpu, style=Style("none"))
         server = Traced(half, optimizer, functional.cross_entropy, 0, True)
         clients = list(range(m))
         server.begin(1, half.read(), 0.01, dict.fromkeys(clients, 100), dict.fromkeys(clients, batch))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cutlayer.errors import ContractError, expect, is_whole
 from cutlayer.nested import Inputs, each
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 Cut = int | tuple[int, int]
 """One block index, or (lo, hi) inclusive: redrawn every round."""
@@ -121,10 +121,9 @@ def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
 def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tensor:
     """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
     twin = copy.deepcopy(model).eval()
-    with callers_randomness():
-        torch.default_generator.manual_seed(0)
+    with OwnRandomness():
         whole = twin(each(x, torch.clone))
-        torch.default_generator.manual_seed(0)
+    with OwnRandomness():
         out: Any = each(x, torch.clone)
         blocks = blocks_of(twin)
         for index, block in enumerate(blocks):

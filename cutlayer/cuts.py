@@ -13,7 +13,7 @@ from cutlayer.cut import blocks_of
 from cutlayer.devices import kilobits
 from cutlayer.macs import shape_of
 from cutlayer.nested import Inputs
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def cuts(model: nn.Module, x: Inputs) -> list[CutCost]:
     weights = list(accumulate(sum(p.numel() for p in block.parameters()) for block in blocks_of(model)))
     macs = list(accumulate(measured.macs))
     found, was = [], model.training
-    with callers_randomness():
+    with OwnRandomness():
         model.eval()
         after: Any = x
         for L, block in enumerate(blocks_of(model)[:-1]):

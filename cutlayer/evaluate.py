@@ -21,6 +21,7 @@ from cutlayer.data.source import Source
 from cutlayer.flat import Half, Vectors, Views, half
 from cutlayer.metrics import Metric, Outputs, Scores, Series, score, series
 from cutlayer.nested import Inputs, ordered
+from cutlayer.rng import EVERYBODY, OwnRandomness, address
 from cutlayer.team import ALONE, Team
 from cutlayer.workers import Workers
 
@@ -106,7 +107,9 @@ class Evaluator:
     def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
         x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
         out: Inputs = ordered(x, self.whole.images)
-        for part, views, stage in chain:
-            out = part(out, views, stage)
-        assert isinstance(out, Tensor)
-        return Outputs(float(self.loss(out, y)) * len(y), out.cpu(), y.cpu())
+        with OwnRandomness(address(0, 0, EVERYBODY, f"test/{start}")):  # the same in every round
+            for part, views, stage in chain:
+                out = part(out, views, stage)
+            assert isinstance(out, Tensor)
+            loss = float(self.loss(out, y))
+        return Outputs(loss * len(y), out.cpu(), y.cpu())

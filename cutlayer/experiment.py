@@ -32,7 +32,7 @@ from cutlayer.models import MODELS
 from cutlayer.population import load_data, populate, tested
 from cutlayer.ranks import join
 from cutlayer.records import Global, Round
-from cutlayer.rng import EVERYBODY, address, callers_randomness
+from cutlayer.rng import EVERYBODY, OwnRandomness, address
 from cutlayer.run import Run
 from cutlayer.sharing import at_root, in_turn
 from cutlayer.train import rounds
@@ -41,8 +41,7 @@ from cutlayer.train import rounds
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """A model by name, its weights drawn at the seed's address."""
     arguments = {key: value for key, value in spec.items() if key != "name"}
-    with callers_randomness():
-        torch.default_generator.manual_seed(address(seed, 0, EVERYBODY, "weights"))
+    with OwnRandomness(address(seed, 0, EVERYBODY, "weights")):
         try:
             model: nn.Module = MODELS[spec["name"]].make(shape, classes, **arguments)
         except (RuntimeError, ValueError, TypeError, ZeroDivisionError) as error:

@@ -83,7 +83,7 @@ class Style:
     """How the blocks compute: what they draw, and whether their forward runs in a shorter type where torch says it may
     (what comes out has the model's own)."""
 
-    randomness: Randomness = "global"
+    randomness: Randomness = "own"
     autocast: torch.dtype | None = None
 
 

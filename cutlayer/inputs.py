@@ -20,7 +20,7 @@ from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.feed import Feed
 from cutlayer.macs import Shape, shape_of
 from cutlayer.nested import Inputs, describe, each, kind, ordered, tensors
-from cutlayer.rng import EVERYBODY
+from cutlayer.rng import EVERYBODY, OwnRandomness
 from cutlayer.schemes.passes import Loss
 
 CHUNK = 4096
@@ -123,7 +123,8 @@ def probed(
             if found is not None:
                 s.expect_classes(found)
                 check_labels(y, found, s.name)
-            value = loss(out, y)
+            with OwnRandomness():
+                value = loss(out, y)
             seen[what] = shape_of(model, each(x, lambda t: t[:smallest]))
         except ContractError:
             raise

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.cut import blocks_of
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 BATCH = 64
 
@@ -31,7 +31,7 @@ def leakage(model: nn.Module, x: Tensor) -> list[float]:
     """dCor between the rows `x` and what each block puts out, in inference mode."""
     found = []
     was = model.training
-    with callers_randomness():
+    with OwnRandomness():
         model.eval()
         out = x
         for block in blocks_of(model):

@@ -7,15 +7,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import flop_counter
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from cutlayer.cut import blocks_of
 from cutlayer.nested import Inputs, each, length
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 TRAINING = 3  # forward 1, backward 2
+ATEN = torch.ops.aten
+FORMULAS: dict[Any, Any] = {
+    **flop_registry,
+    ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[ATEN._scaled_dot_product_flash_attention],
+}
 
 
 class Shape(NamedTuple):
@@ -33,27 +37,35 @@ class Shape(NamedTuple):
         return Shape([macs[0] + sum(self.macs[-tail:]), *macs[1:]], [e + elements[-1] for e in elements])
 
 
-def _without_the_compiler() -> None:
-    """torch keeps its compiler away from the counter, and loads all of it to do so: seconds, for nothing here."""
-    counting = getattr(getattr(flop_counter, "_FlopCounterMode", None), "__torch_dispatch__", None)
-    plain = getattr(counting, "__wrapped__", None)
-    if plain is not None and not hasattr(plain, "__dynamo_disable"):
-        plain.__dynamo_disable = plain
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up multiply-accumulates by torch's own formulas. (torch's counter watches the modules of all threads.)"""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs = 0
 
-_without_the_compiler()
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch loads its whole compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.macs += formula(*args, **(kwargs or {}), out_val=out) // 2  # it counts both, multiply and add
+        return out
 
 
 def shape_of(model: nn.Module, x: Inputs) -> Shape:
     """The blocks' costs and sizes, measured on the rows `x` in training mode."""
     counts, elements, rows = [], [], length(x)
-    with callers_randomness(), sdpa_kernel(SDPBackend.MATH):  # the counter does not see into every fused attention
+    with OwnRandomness():
         for block in blocks_of(copy.deepcopy(model).train()):
-            with FlopCounterMode(display=False) as counter, torch.enable_grad():
+            with _Counter() as counter, torch.enable_grad():
                 recurrent = _Recurrent(block, counter)
                 x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)
             recurrent.remove()
-            counts.append((counter.get_total_flops() // 2 + recurrent.macs) // rows)
+            counts.append((counter.macs + recurrent.macs) // rows)
             elements.append(x.numel() // rows if isinstance(x, Tensor) else 0)
     return Shape(counts, elements)
 
@@ -61,19 +73,19 @@ def shape_of(model: nn.Module, x: Inputs) -> Shape:
 class _Recurrent:
     """Recurrent layers by formula, less what the counter sees of them: all or nothing, by kind, type and device."""
 
-    def __init__(self, block: nn.Module, counter: FlopCounterMode) -> None:
+    def __init__(self, block: nn.Module, counter: _Counter) -> None:
         self.macs, self._counter = 0, counter
         layers = [m for m in block.modules() if isinstance(m, nn.RNNBase)]
         self._handles = [layer.register_forward_pre_hook(self._enter) for layer in layers]
         self._handles += [layer.register_forward_hook(self._leave) for layer in layers]
 
     def _enter(self, *_: Any) -> None:
-        self.macs += self._counter.get_total_flops() // 2
+        self.macs += self._counter.macs
 
     def _leave(self, layer: nn.RNNBase, inputs: tuple[Any, ...], _: Any) -> None:
         steps = inputs[0].shape[0] * inputs[0].shape[1]  # positions of all sequences
         weights = sum(p.numel() for name, p in layer.named_parameters() if "weight" in name)
-        self.macs += steps * weights - self._counter.get_total_flops() // 2
+        self.macs += steps * weights - self._counter.macs
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -23,7 +23,7 @@ from cutlayer.cut import Layout, blocks_of, in_order
 from cutlayer.errors import ContractError
 from cutlayer.flat import half
 from cutlayer.nested import Inputs, each, length
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 COPIES = 6  # of the whole model: W, the next W, the means' sums, an update's momentum
 MIB = 2**20
@@ -67,7 +67,7 @@ def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.devic
             seen[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with callers_randomness(), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
+    with OwnRandomness(), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
         out = in_order(part.blocks, each(x, lambda t: t.detach().clone()))
     return sum(seen.values()) / length(x), out.detach()
 

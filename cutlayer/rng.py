@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import random
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import threading
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Randomness = Literal["none", "own", "global"]
-"""What a model draws in its forward: nothing; from a generator that can be given; from torch's global one."""
+Randomness = Literal["none", "own"]
+"""What a model draws in its forward: nothing; or something, which then comes from a generator of its own."""
+UNADDRESSED = (
+    "the model has drawn random numbers in its forward, which it did not when it was first looked at: "
+    "this round cannot be repeated to the bit"
+)
 EVERYBODY = -1
 """The client of a draw that concerns the whole round (selection, order, cut)."""
 
@@ -34,54 +38,97 @@ def rng(seed: int, round: int, client: int, use: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(address(seed, round, client, use)))
 
 
-class Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whatever a forward pass draws on the CPU comes from a generator of its own: each thread may have one."""
+class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whatever is drawn inside comes from generators of its own, seeded with `number`: torch's global generator, which
+    all threads of a process share, is neither read nor moved. `used`: whether anything was drawn."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # otherwise torch loads its whole compiler, which takes as long as torch itself
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.generator = torch.Generator().manual_seed(number)
-        self.used = False
+        self.number, self.used = number, False
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if _takes_generator(func):
-            self.used, kwargs = True, {**kwargs, "generator": kwargs.get("generator") or self.generator}
-        return func(*args, **kwargs)
+        kwargs, how = kwargs or {}, _how_it_draws(func)
+        if how is None or kwargs.get("dropout_p") == 0:
+            return func(*args, **kwargs)
+        if how == "in parts":  # of operations that are seen here one by one
+            with self:
+                return func.decompose(*args, **kwargs)
+        device = _device(args, kwargs)
+        if device.type == "meta":  # nothing is computed there
+            return func(*args, **kwargs)
+        if how == "without a generator":
+            return self._lent(device, func, args, kwargs)
+        self.used = True
+        return how(*args, **{**kwargs, "generator": kwargs.get("generator") or self._generator(device)})
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self.number)
+        return self._generators[device]
+
+    def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation that takes its numbers from the device's global generator and from nowhere else, such as the
+        dropout inside an attention on a GPU: that generator holds our numbers for this one call."""
+        names = [argument.name for argument in func._schema.arguments]
+        if {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 1) == 0:
+            return func(*args, **kwargs)
+        self.used, mine = True, self._generator(device)
+        index = 0 if device.index is None else device.index
+        theirs = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[index]
+        with _LENDING:
+            before = theirs.get_state()
+            theirs.set_state(mine.get_state())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                mine.set_state(theirs.get_state())
+                theirs.set_state(before)
+
+
+_LENDING = threading.Lock()
 
 
 @functools.cache
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
+def _how_it_draws(func: Any) -> Any:
+    """None: not at all; an overload that takes a generator; or one of the two hard ways."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return None
+    names = {argument.name for argument in func._schema.arguments}
+    if "generator" in names:
+        return func
+    for overload in func._overloadpacket.overloads():
+        other = getattr(func._overloadpacket, overload)
+        if {argument.name for argument in other._schema.arguments} == names | {"generator"}:
+            return other
+    return "in parts" if func._can_decompose() else "without a generator"
+
+
+def _device(args: Any, kwargs: Any) -> torch.device:
+    given = kwargs.get("device")
+    found = next((a.device for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), torch.device("cpu"))
+    return found if given is None else torch.device(given)
+
+
+class _Watched(OwnRandomness):
+    """For a model that drew nothing when it was tried: it says so if that has changed."""
+
+    def __exit__(self, *ended: Any) -> None:
+        super().__exit__(*ended)  # type: ignore[no-untyped-call]
+        if self.used:
+            warnings.warn(UNADDRESSED, stacklevel=3)
 
 
 def forward_randomness(
     kind: Randomness, seed: int, round: int, client: int, step: int, side: str
 ) -> AbstractContextManager[object]:
-    """Where a model's forward pass draws from (dropout): one stream per (round, client, step, side)."""
-    if kind == "none":
+    """Where a model's forward pass draws from (dropout): one stream per (round, client, step, side). A model that draws
+    nothing is left alone, and looked at again in the first step of rounds 1, 2, 4, 8, ..."""
+    if kind == "none" and (step > 0 or round & (round - 1)):
         return nullcontext()
     number = address(seed, round, client, f"forward/{side}/{step}")
-    if kind == "own":
-        return Drawn(number)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed would cost 200 us: it looks at every back end
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(number)
-    return nullcontext()
-
-
-@contextmanager
-def callers_randomness() -> Iterator[None]:
-    """Leave the caller's global generators (torch's, Python's, NumPy's) as they were found."""
-    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if cuda else []
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    return OwnRandomness(number) if kind == "own" else _Watched(number)

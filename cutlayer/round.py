@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -35,7 +34,7 @@ from cutlayer.messages import Address, Plan, Report
 from cutlayer.metrics import Scores
 from cutlayer.optim import Moments, rate
 from cutlayer.records import TUPLES, Global, Round, Tally, together
-from cutlayer.rng import EVERYBODY, callers_randomness, rng
+from cutlayer.rng import EVERYBODY, rng
 from cutlayer.schemes.seam import Regulates, Session
 from cutlayer.schemes.server import Server
 from cutlayer.setup import Setup
@@ -43,11 +42,6 @@ from cutlayer.team import ALONE
 from cutlayer.update import buffers_of
 from cutlayer.waves import waves
 from cutlayer.workers import blocks, one_thread
-
-UNADDRESSED = (
-    "the model has drawn random numbers in its forward, which it did not when it was first looked at: "
-    "this round cannot be repeated to the bit"
-)
 
 
 @dataclass(frozen=True)
@@ -77,11 +71,8 @@ class Engine:
     def play(self, state: Global, attempt: int = 0) -> tuple[Global, Round]:
         """Round state.n + 1. It commits whole, in what it returns, or not at all."""
         self._began = time.perf_counter()
-        with callers_randomness(), one_thread(), torch.no_grad():
-            drawn = torch.random.get_rng_state()
+        with one_thread(), torch.no_grad():
             after, record = self._play(state, attempt)
-            if self.setup.backend.randomness != "global" and not torch.equal(drawn, torch.random.get_rng_state()):
-                warnings.warn(UNADDRESSED, stacklevel=3)
         self.setup.shelf.trim(after.kept)
         return after, replace(record, seconds=time.perf_counter() - self._began)
 

@@ -18,11 +18,13 @@ from torch.nn import functional
 
 from cutlayer.flat import Half, Rows, Vectors, Views, differentiate
 from cutlayer.nested import Inputs, each
+from cutlayer.rng import OwnRandomness
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE = 10
 """Rows of a stack on a CPU: enough to share the cost of a call, few enough for several threads to have some each."""
 
+_SAYING = threading.Lock()  # warnings are caught for all threads: one must not put back what another has changed
 KEEP = 256  # stacks that are kept for later steps: views, and copies of the buffers
 
 
@@ -124,11 +126,10 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
         return "autocast does not reach convolutions under vmap"
     rows = Rows(half, 2)
     rows.fill(state, 2)
-    torch.default_generator.manual_seed(0)
-    before = torch.random.get_rng_state()
     with torch.enable_grad():
-        alone = rows.forward(0, each(x, torch.clone))
-        if not torch.equal(before, torch.random.get_rng_state()):
+        with OwnRandomness() as drawn:
+            alone = rows.forward(0, each(x, torch.clone))
+        if drawn.used:
             return "it draws random numbers in its forward"
         if alone.requires_grad:
             differentiate(alone.sum(), [rows.views[0]])
@@ -136,7 +137,7 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
         rows.fill(state, 2)
         try:
             stack = Stack(rows, [0, 1])
-            with warnings.catch_warnings(record=True) as said:
+            with _SAYING, warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 out = stack.forward(stacked([x, x]))
                 if out.requires_grad:

@@ -7,6 +7,7 @@ the bits do not depend on it.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ class Workers:
         if n < 2:
             return [work(item) for item in items]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.n, "cutlayer")
+            self._pool = ThreadPoolExecutor(self.n, "cutlayer", torch.set_num_threads, (1,))
         done: dict[int, R] = {}
         failed: dict[int, BaseException] = {}
         places = itertools.count()
@@ -63,15 +64,40 @@ def parts(end: int, start: int = 0) -> Iterator[slice]:
     yield from (slice(at, min(at + PART, end)) for at in range(start, end, PART))
 
 
+class _Computing:
+    """Trainings under way in this process, in whatever threads."""
+
+    lock = threading.Lock()
+    count = 0
+    threads = 1  # of torch, before the first of them
+
+
+_inside = threading.local()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread for each computation: the same bits on any number of cores."""
-    threads = torch.get_num_threads()
+    """One torch thread for each computation of this thread: the same bits on any number of cores.
+
+    torch keeps the number for each thread, and gives it to new ones: a thread that was born while another one computed
+    here has never heard of more than one, and is given what that one had before.
+    """
+    if getattr(_inside, "it", False):
+        yield
+        return
+    mine, _inside.it = torch.get_num_threads(), True
+    with _Computing.lock:
+        if _Computing.count == 0:
+            _Computing.threads = mine
+        _Computing.count += 1
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        _inside.it = False
+        with _Computing.lock:
+            _Computing.count -= 1
+            torch.set_num_threads(mine if mine > 1 else _Computing.threads)
 
 
 def blocks(items: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.models import MODELS
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Case:
     codes: int = 0  # inputs are whole numbers below this, instead of pictures
 
     def build(self) -> nn.Module:
-        with callers_randomness():
-            torch.default_generator.manual_seed(0)
+        with OwnRandomness():
             model: nn.Module = MODELS[self.model].make(self.shape, self.classes, **dict(self.options))
         return model
 

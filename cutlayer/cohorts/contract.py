@@ -21,7 +21,7 @@ from cutlayer.messages import Address, FeatureGrad, Momentum, Plan, Report, Smas
 from cutlayer.nested import Inputs, each, ordered
 from cutlayer.net.frames import Frame
 from cutlayer.optim import Moments
-from cutlayer.rng import callers_randomness
+from cutlayer.rng import OwnRandomness
 
 Sizes = tuple[int, int, int]
 WORDS = 4096  # bytes of a header, generously
@@ -163,7 +163,7 @@ def agreed(
     """What a model and a few rows like the clients' say."""
     x, y = rows.take(np.zeros(2, dtype=np.int64), device)
     shapes: list[tuple[int, ...]] = []
-    with torch.no_grad(), callers_randomness():
+    with torch.no_grad(), OwnRandomness():
         out: Any = ordered(x, False)
         for block in blocks_of(copy.deepcopy(model).to(device).eval()):
             out = block(out)
@@ -185,7 +185,7 @@ def agreed(
 def _takes_one(model: nn.Module, x: Inputs, device: torch.device) -> bool:
     """Whether a batch of one row can be trained on: a batch norm may see one number then, and refuse."""
     try:
-        with torch.no_grad(), callers_randomness():
+        with torch.no_grad(), OwnRandomness():
             in_order(blocks_of(copy.deepcopy(model).to(device).train()), x)
     except ValueError:
         return False

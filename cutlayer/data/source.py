@@ -17,6 +17,7 @@ from cutlayer.errors import ContractError, expect
 from cutlayer.feed import Indices
 from cutlayer.lazy import Lazy
 from cutlayer.nested import Inputs, each, tensors
+from cutlayer.rng import OwnRandomness
 
 
 class Source(Protocol):
@@ -71,7 +72,10 @@ class Items:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         try:
-            pairs = [self.dataset[int(row)] for row in rows]
+            with OwnRandomness(
+                0 if draw is None else int(draw().integers(2**63))
+            ):  # a dataset may change rows at random
+                pairs = [self.dataset[int(row)] for row in rows]
             x = _stacked([pair[0] for pair in pairs])
             labels = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
         except Exception as error:  # whatever a dataset of the user's may raise

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cutlayer.errors import expect, is_whole
 from cutlayer.messages import Address, CutGrad, Smashed
-from cutlayer.rng import EVERYBODY, Drawn
+from cutlayer.rng import EVERYBODY, OwnRandomness
 from cutlayer.schemes.averaged import Averaged, check_share
 from cutlayer.schemes.seam import Carry, Closed, Kept, Server
 from cutlayer.waves import Order, Wave
@@ -164,7 +164,7 @@ class Cycled:
         rows = self.rows
         b, i = rows.b[0].clone(), rows.i[0].clone()
         try:
-            with Drawn(0):  # what it draws is nobody's
+            with OwnRandomness():  # what it draws is nobody's
                 rows.forward(0, one)
         except ValueError:
             return True

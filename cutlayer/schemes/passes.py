@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class Passes:
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
             out, stack = self.through(rows, which, smashed, a)
-            losses = self.loss(out, y) if one else each_loss(self.loss, out, y)
+            losses = self._loss(smashed[0].address, out, y) if one else each_loss(self.loss, out, y)
             total = losses if one else losses.sum()
         parts += [rows.views[r] for r in which] if stack is None else [stack.views]
         grads = differentiate(total, parts, inputs=inputs)
@@ -91,7 +92,7 @@ class Passes:
         leaf = a.detach().to(self.half.device).requires_grad_()
         with torch.enable_grad():
             out = self.forward(rows, row, where, leaf)
-            loss = self.loss(out, y) if weight is None else self._weighted(out, y, weight)
+            loss = self._loss(where, out, y, weight)
         (grad,) = differentiate(loss, [rows.views[row]], inputs=[leaf])
         return grad, loss.detach()
 
@@ -113,7 +114,8 @@ class Passes:
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
             if len(smashed) == 1:
-                losses = self.loss(self.forward(rows, row, smashed[0].address, a), y)[None]
+                where = smashed[0].address
+                losses = self._loss(where, self.forward(rows, row, where, a), y)[None]
             else:
                 half = self.half.here()
                 half.bind(rows.views[row])
@@ -126,10 +128,19 @@ class Passes:
     def forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
         given = a.clone() if self._writes else a
         before = given._version
-        with forward_randomness(self.half.style.randomness, self.seed, where.round, where.client, where.step, "server"):
+        with self._randomness(where, "server"):
             out = rows.forward(row, given)
         self._writes = given._version != before
         return out
+
+    def _randomness(self, where: Address, side: str) -> AbstractContextManager[object]:
+        kind = self.half.style.randomness
+        return forward_randomness(kind, self.seed, where.round, where.client, where.step, side)
+
+    def _loss(self, where: Address, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss of one batch; a loss may draw random numbers too."""
+        with self._randomness(where, "loss"):
+            return self.loss(out, y) if weight is None else self._weighted(out, y, weight)
 
     def _weighted(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """sum_s w_s*loss_s / sum_s w_s, from a loss that is a mean: samples of equal weight at a time."""
