@@ -9,7 +9,6 @@ A part (scheme, update, optimizer, partition, model) is a table with a `name` an
 
 from __future__ import annotations
 
-import inspect
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,15 +17,19 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from cutlayer.compose import brought, refuse_senseless
-from cutlayer.data import PARTITIONS
-from cutlayer.data.own import OWN, by_client, pictures
-from cutlayer.data.tasks import TASKS
-from cutlayer.devices import PROFILES
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
-from cutlayer.models import MODELS
-from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
-from cutlayer.table import Part
+from cutlayer.registry import (
+    LOCALS,
+    MODELS,
+    OPTIMIZERS,
+    OWN,
+    PARTITIONS,
+    PROFILES,
+    SCHEMES,
+    TASKS,
+    UPDATES,
+    Part,
+)
 
 Spec = dict[str, Any]
 TABLES: dict[str, dict[str, Part]] = {
@@ -38,7 +41,6 @@ TABLES: dict[str, dict[str, Part]] = {
     "partition": PARTITIONS,
     "model": MODELS,
 }
-GIVEN = {"shape", "classes"}  # a model's arguments that come from the data
 
 
 class Config(BaseModel):
@@ -47,7 +49,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     task: str = Field("digits", description="data set")
-    model: Spec = Field({"name": "cnn"}, description="model (default: the task's)")
+    model: Spec = Field({"name": "cnn"}, description="model")
     cut: int | tuple[int, int] = Field(0, description="the client's last block, or LO HI: redrawn every round")
     scheme: Spec = Field({"name": "smofi"}, description="what the server does with the smashed data")
     local: Spec | None = Field(None, description="what clients and server add to the plain gradient")
@@ -67,9 +69,9 @@ class Config(BaseModel):
         lt=1,
         description="share of a client's rows it is tested on: cyclesl, and tasks without test rows",
     )
-    rounds: int = Field(20, description="communication rounds")
+    rounds: int = Field(10, description="communication rounds")
     participation: int | float = Field(1.0, description="clients per round: a rate (0.2), or a number (6)")
-    batch_size: int = Field(8, description="samples per step")
+    batch_size: int = Field(32, description="samples per step")
     local_epochs: int = Field(5, description="passes over a client's data per round")
     local_steps: int | None = Field(None, description="steps per round instead of epochs")
     last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
@@ -95,10 +97,9 @@ class Config(BaseModel):
     )
     noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
     kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
-    devices: str = Field(
+    profile: str = Field(
         "alike",
-        description="the clients' machines, for simulated seconds and for schemes that regulate batch sizes by them - "
-        + ", ".join(PROFILES),
+        description="the clients' machines, for simulated seconds and for schemes that regulate batch sizes by them",
     )
     kappa: float = Field(100.0, gt=0, description="simulated seconds: the server is so many times as fast as a client")
     count_sync: bool = Field(False, description="simulated seconds: count the fronts' way down and up")
@@ -133,7 +134,7 @@ class Config(BaseModel):
     )
     device: str = Field("cpu", description="torch device")
 
-    @field_validator("task", "devices")
+    @field_validator("task", "profile")
     @classmethod
     def _known(cls, name: str, info: Any) -> str:
         valid = TASKS if info.field_name == "task" else PROFILES
@@ -150,6 +151,8 @@ class Config(BaseModel):
     def _sensible(self) -> Config:
         if (self.data is None) == (self.task == OWN):
             raise ContractError(f"task = {self.task!r}, data = {self.data!r}: expected a named task, or data alone")
+        from cutlayer.compose import brought, refuse_senseless  # here: it loads torch
+
         update, optimizer = self.part("update"), self.part("optimizer")
         refuse_senseless(
             self.part("scheme"),
@@ -181,7 +184,7 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
     if name not in table:
         raise unknown(field, name, table)
     part = table[name]
-    valid = parameters(part)
+    valid = part.takes
     for key in spec:
         if key not in valid:
             raise unknown(f"parameter of {field} {name!r}", key, valid)
@@ -196,14 +199,8 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
     return {"name": name, **plain}
 
 
-def parameters(part: Part) -> dict[str, inspect.Parameter]:
-    """The parameters of a part that a user may set."""
-    signature = inspect.signature(part.make, eval_str=True)
-    return {name: p for name, p in signature.parameters.items() if name not in part.fixed and name not in GIVEN}
-
-
 def _adapter(field: str, part: Part) -> type[BaseModel]:
-    fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in parameters(part).items()}
+    fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in part.signature().items()}
     if "decay" in fields:
         fields["decay"] = (float, fields["decay"][1])  # a function has no place in a text
     return create_model(f"{field}", __config__=ConfigDict(extra="forbid", allow_inf_nan=True), **fields)
@@ -216,6 +213,8 @@ def parse(values: Mapping[str, Any]) -> Config:
             raise unknown("config key", key, Config.model_fields)
     given = {key: value for key, value in values.items() if value is not None}
     if given.get("data") is not None:
+        from cutlayer.data.own import by_client, pictures
+
         given = {"task": OWN, **given}
         images = pictures(Path(str(given["data"])))
         given = {"model": "resnet" if images else "mlp", "cut": 1 if images else 0, **given}
@@ -223,8 +222,8 @@ def parse(values: Mapping[str, Any]) -> Config:
             given = {"partition": {"name": "natural", "min_size": 1}, **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
-    if task is not None:  # the task's own model and cut, spelled out
-        given = {"cut": task.cut, **given}
+    if task is not None:  # the task's own, spelled out
+        given = {**task.defaults, "cut": task.cut, **given}
         names["model"] = {"name": task.model}
     for field in ("model", "scheme", "update", "optimizer", "partition"):
         given[field] = merge(names, {field: given.get(field, {})})[field]
@@ -259,7 +258,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             new, old = _table(key, value), _table(key, out.get(key) or {})
             if "name" in new and "name" not in old:  # parameters without a name are for whichever part has them
                 part = TABLES[key].get(new["name"])
-                old = {k: v for k, v in old.items() if part is None or k in parameters(part)}
+                old = {k: v for k, v in old.items() if part is None or k in part.takes}
             elif "name" in new and new["name"] != old["name"]:
                 old = {}
             out[key] = {**old, **new}

@@ -25,7 +25,7 @@ from cutlayer.flat import Half, Rows, Style
 from cutlayer.messages import Address, CutGrad, Smashed
 from cutlayer.models import mlp
 from cutlayer.optim import Memory, Optimizer
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.rng import OwnRandomness
 from cutlayer.schemes.passes import Message
 from cutlayer.schemes.seam import Server, Session

@@ -22,6 +22,7 @@ import numpy as np
 from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.lazy import Lazy
 from cutlayer.macs import TRAINING, Shape
+from cutlayer.registry import PROFILES
 from cutlayer.rng import rng
 
 BITS = 32  # of an element
@@ -60,14 +61,6 @@ def reference_seconds(macs: int) -> float:
     return fast * math.pow(macs / less, math.log(slow / fast) / math.log(more / less))
 
 
-@dataclass(frozen=True)
-class Profile:
-    """A kind of fleet: `device` draws one of its machines, given the median p_j of the model."""
-
-    device: Callable[[np.random.Generator, float], Device]
-    line: str
-
-
 def _alike(_: np.random.Generator, reference: float) -> Device:
     return Device(reference, MEDIAN_KBPS)
 
@@ -88,14 +81,15 @@ def _measured(network: str, stream: np.random.Generator, reference: float) -> De
     return Device(seconds, 1000 * len(mbps) / sum(1 / way for way in mbps))  # the harmonic mean of up and down
 
 
-PROFILES: dict[str, Profile] = {
-    "alike": Profile(_alike, "every client the median of lognormal"),
-    "lognormal": Profile(_lognormal, "a guess at phones: 6.1 Mbit/s in the middle, speeds lognormal and clipped"),
-    "3g": Profile(partial(_measured, "3G-commute-traces"), "333 phones' processors, on measured 3G"),
-    "lte": Profile(partial(_measured, "4G-LTE"), "the same phones, on measured 4G"),
-    "5g": Profile(partial(_measured, "5G-NSA-Low-Band"), "the same phones, on measured 5G (non-standalone, low band)"),
-    "5g-sa": Profile(partial(_measured, "5G-SA-Low-Band"), "the same phones, on measured 5G (standalone, low band)"),
-    "5g-mmwave": Profile(partial(_measured, "5G-NSA-mmWave"), "the same phones, on measured 5G (millimetre waves)"),
+Draw = Callable[[np.random.Generator, float], Device]
+DRAWS: dict[str, Draw] = {  # one machine of each profile, given the median p_j of the model
+    "alike": _alike,
+    "lognormal": _lognormal,
+    "3g": partial(_measured, "3G-commute-traces"),
+    "lte": partial(_measured, "4G-LTE"),
+    "5g": partial(_measured, "5G-NSA-Low-Band"),
+    "5g-sa": partial(_measured, "5G-SA-Low-Band"),
+    "5g-mmwave": partial(_measured, "5G-NSA-mmWave"),
 }
 
 
@@ -131,7 +125,7 @@ class Fleet(Lazy[Device]):
 
     def at(self, j: int) -> Device:
         stream = rng(self.seed, 0, j, "device")
-        return PROFILES[self.profile].device(stream, reference_seconds(self.macs))
+        return DRAWS[self.profile](stream, reference_seconds(self.macs))
 
 
 def draw(profile: str, clients: int, seed: int, macs: int) -> Fleet:
@@ -145,11 +139,11 @@ def check_devices(given: Any, clients: int) -> Sequence[Device] | None:
         return None
     drawn = isinstance(given, Fleet)  # then every device is right, and looking at each would draw them all
     pairs = isinstance(given, Sequence) and (drawn or all(isinstance(d, tuple | list) and len(d) == 2 for d in given))
-    expect(pairs, "devices", given, "a list with one cl.Device(seconds, kbps) per client")
-    expect(len(given) == clients, "devices", f"{len(given)} of them", f"{clients}, one per client")
+    expect(pairs, "profile", given, "a list with one cl.Device(seconds, kbps) per client")
+    expect(len(given) == clients, "profile", f"{len(given)} of them", f"{clients}, one per client")
     if isinstance(given, Fleet):
         return given
     for j, (seconds, kbps) in enumerate(given):
-        expect(is_number(seconds) and seconds > 0, f"devices[{j}].seconds", seconds, "a finite number above 0")
-        expect(is_number(kbps) and kbps > 0, f"devices[{j}].kbps", kbps, "a finite number above 0")
+        expect(is_number(seconds) and seconds > 0, f"profile[{j}].seconds", seconds, "a finite number above 0")
+        expect(is_number(kbps) and kbps > 0, f"profile[{j}].kbps", kbps, "a finite number above 0")
     return [Device(*pair) for pair in given]

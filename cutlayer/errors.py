@@ -18,6 +18,8 @@ import math
 import numbers
 from collections.abc import Iterable
 
+NEAR = 0.6  # how alike two names must be for one to be suggested
+
 
 class CutlayerError(Exception):
     """The root: catch this to catch all of them."""
@@ -86,6 +88,6 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> ContractError:
     """The error for a name that is not in a table, with the nearest one that is."""
     names = sorted(valid)
     spelled = {known.lower(): known for known in names}
-    near = difflib.get_close_matches(str(name).lower(), spelled, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), spelled, n=1, cutoff=NEAR)
     hint = f"did you mean {spelled[near[0]]!r}? " if near else ""
-    return ContractError(f"unknown {what} {name!r}: {hint}valid: {', '.join(names)}")
+    return ContractError(f"unknown {what} {name!r}: {hint}valid: {', '.join(names) or 'none, it takes nothing'}")

@@ -28,14 +28,14 @@ from cutlayer.config import Config
 from cutlayer.cut import halves
 from cutlayer.errors import ContractError, Diverged, StoreError
 from cutlayer.files import write_aside
-from cutlayer.models import MODELS
 from cutlayer.population import load_data, populate, tested
 from cutlayer.ranks import join
 from cutlayer.records import Global, Round
+from cutlayer.registry import MODELS
 from cutlayer.rng import EVERYBODY, OwnRandomness, address
 from cutlayer.run import Run
 from cutlayer.sharing import at_root, in_turn
-from cutlayer.train import rounds
+from cutlayer.training import rounds
 
 
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -77,7 +77,7 @@ def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = No
         small_client=config.small_client,
         labels=config.labels,
         noise=config.noise,
-        devices=None if config.devices == "alike" else config.devices,
+        profile=None if config.profile == "alike" else config.profile,
         clock=Clock(config.kappa, config.count_sync, config.sequential),
         kept_memory=config.kept_memory,
         evaluate_every=config.evaluate_every,
@@ -239,7 +239,12 @@ def read_config(out: Path) -> Config:
     """The config of a run directory."""
     if not (out / "config.toml").exists():
         raise StoreError(f"{out} holds no run: no config.toml in it")
-    return text.parse(text.read(out / "config.toml"))
+    try:
+        return text.parse(text.read(out / "config.toml"))
+    except ContractError as error:
+        if "unknown" not in str(error):
+            raise
+        raise ContractError(f"{error}. A part of your own? Resume the run in the program that registers it") from error
 
 
 def _peak_memory() -> float:

@@ -16,7 +16,7 @@ from cutlayer.data import cache
 from cutlayer.data.own import Own, seen_as
 from cutlayer.data.rows import Bundle, Rows
 from cutlayer.data.source import Source, View
-from cutlayer.data.tasks import TASKS
+from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import Pixels, heard, told
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment import build_model
@@ -82,7 +82,7 @@ class Guest:
         return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")
 
     def _read(self, welcome: Welcome) -> Bundle:
-        task = TASKS.get(welcome.task or "")
+        task = SOURCES.get(welcome.task or "")
         if task is not None and task.forms and self.data.is_dir():
             found = cache.find(welcome.task or "", task.forms, self.data)
             if found is not None:

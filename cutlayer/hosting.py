@@ -17,13 +17,13 @@ from cutlayer.data.transform import told
 from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import Experiment, build_model, read_config
 from cutlayer.net import free
-from cutlayer.population import load_data, tested
+from cutlayer.population import load_data, tested, training_view
 from cutlayer.service import About, Service
 from cutlayer.terms import Net
 
 FILE = "serve.toml"
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-ALONE = ("devices", "memory_limit", "clients")  # fields of a config that only simulated clients have
+ALONE = ("profile", "memory_limit", "clients")  # fields of a config that only simulated clients have
 
 
 def start(config: Config, net: Net, out: Path, overwrite: bool = False) -> tuple[Experiment, Service]:
@@ -79,7 +79,7 @@ def settings(values: Mapping[str, Any]) -> Net:
 def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
     data = load_data(config)
     rows = tested(data)
-    seen = data.changed if config.augment else data.plain
+    seen = training_view(config, data)
     about = About(config.model, data.shape, config.task, told(seen), tuple(data.class_names))
     look = rows if rows is not None else (data.x[:4], data.y[:4])
     model = build_model(config.model, data.shape, data.classes, config.seed)

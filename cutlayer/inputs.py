@@ -15,11 +15,12 @@ from torch.nn import functional
 
 from cutlayer.cut import blocks_of, device_of, probe
 from cutlayer.data.source import Items, Population, Source, check_labels, source
-from cutlayer.devices import PROFILES, Device, check_devices, draw
+from cutlayer.devices import Device, check_devices, draw
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.feed import Feed
 from cutlayer.macs import Shape, shape_of
 from cutlayer.nested import Inputs, describe, each, kind, ordered, tensors
+from cutlayer.registry import PROFILES
 from cutlayer.rng import EVERYBODY, OwnRandomness
 from cutlayer.schemes.passes import Loss
 
@@ -54,7 +55,7 @@ def device(given: str | torch.device) -> torch.device:
 def devices(given: Any, clients: int, seed: int, macs: int) -> Sequence[Device]:
     """One device per client: those given, or drawn from a profile by name; None: all alike."""
     if isinstance(given, str) and given not in PROFILES:
-        raise unknown("devices", given, PROFILES)
+        raise unknown("profile", given, PROFILES)
     if given is None or isinstance(given, str):
         return draw(given or "alike", clients, seed, macs)
     return check_devices(given, clients) or ()

@@ -7,21 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlayer.errors import ContractError, unknown
-from cutlayer.parts import LOCALS, SCHEMES, UPDATES
+from cutlayer.registry import LOCALS, SCHEMES, UPDATES
 
 
 @dataclass(frozen=True)
 class Method:
-    """A name in a comparison: how its config differs from the common one."""
+    """A line of a comparison: how its config differs from the common one. `name`: another word for its label."""
 
     label: str
     changes: Mapping[str, Any]
     line: str = ""
+    name: str = ""
 
 
 FUSED = {"scheme": "smofi", "update": "fedavg"}
 FULL = {"scheme": "smofi", "update": "fedavgm"}
 FEDAVGM = {"scheme": "fedavg", "update": "fedavgm"}
+ADAPTIVE = {"name": "smofi", "adaptive": True}
+CLIENTS = {"name": "smofi", "fuse_clients": True}
 
 NAMED: dict[str, Method] = {
     "fedavgm": Method("FedAvgM", FEDAVGM, "FedAvg with global momentum"),
@@ -31,12 +34,14 @@ NAMED: dict[str, Method] = {
     "fednar": Method("FedNAR", {"scheme": "fedavg", "local": "fednar"}, "FedAvg, gradient and decay clipped together"),
     "sflv1-step": Method("SFLV1 (step)", {"scheme": {"name": "sflv1", "every": "step"}}, "averaged every step"),
     "sflv2-step": Method("SFLV2 (step)", {"scheme": {"name": "sflv2", "order": "step"}}, "clients interleaved"),
-    "smofi-full": Method("SMoFi (full)", FULL, "the paper's SMoFi: fusion and global momentum"),
-    "smofi-adaptive": Method(
-        "SMoFi, adaptive", {"scheme": {"name": "smofi", "adaptive": True}}, "ours: stale momentum weighed by its cosine"
+    "smofi-full": Method("SMoFi + FedAvgM", FULL, "the paper's SMoFi: fusion and global momentum"),
+    "smofi-adaptive": Method("SMoFi, adaptive", {"scheme": ADAPTIVE}, "ours: stale momentum weighed by its cosine"),
+    "smofi-adaptive-full": Method(
+        "SMoFi, adaptive + FedAvgM", {**FULL, "scheme": ADAPTIVE}, "the same with global momentum"
     ),
-    "smofi-clients": Method(
-        "SMoFi, clients too", {"scheme": {"name": "smofi", "fuse_clients": True}}, "ours: the clients' momentum as well"
+    "smofi-clients": Method("SMoFi, clients too", {"scheme": CLIENTS}, "ours: the clients' momentum is fused as well"),
+    "smofi-clients-full": Method(
+        "SMoFi, clients too + FedAvgM", {**FULL, "scheme": CLIENTS}, "the same with global momentum"
     ),
     "smofi-no-global-momentum": Method("SMoFi w/o global momentum", FUSED, "ablation (SMoFi, Fig. 11): fusion alone"),
     "smofi-no-alignment": Method("SMoFi w/o alignment", FEDAVGM, "ablation (Fig. 11): global momentum alone"),

@@ -19,7 +19,7 @@ from cutlayer.extras import needs
 from cutlayer.messages import Loss
 from cutlayer.run import Result
 from cutlayer.terms import Limits, Net, Say
-from cutlayer.train import rounds
+from cutlayer.training import rounds
 
 if TYPE_CHECKING:
     from cutlayer.joining import Joined
@@ -47,13 +47,13 @@ def serve(
     certs      the server's folder of `cutlayer certs init`; without it, loopback only, unless `insecure`
     net        all of it, and the rest (quorum, deadlines, compression), as a `cl.Net`
     watch      called once when the server listens, with the service: `service.hub.port`, `service.roster`
-    training   everything else that `train` takes, but for `clients`, `devices`, `ranks` and `memory_limit`
+    training   everything else that `train` takes, but for `clients`, `profile`, `ranks` and `memory_limit`
     """
     needs("net")
     from cutlayer.service import Service
 
     expect(test is not None or example is not None, "test", None, "rows to test on, or `example`: a few to try")
-    for field_ in ("devices", "ranks", "memory_limit", "clients"):
+    for field_ in ("profile", "ranks", "memory_limit", "clients"):
         expect(field_ not in training, field_, training.get(field_), "nothing: clients are on other machines")
     settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
     known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}

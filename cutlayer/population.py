@@ -15,6 +15,8 @@ from cutlayer.data.parts import Holdout, Parts, Side, Tail
 from cutlayer.data.rows import Rows
 from cutlayer.data.source import Population, View
 from cutlayer.data.tasks import load_task
+from cutlayer.data.transform import Transform
+from cutlayer.errors import expect
 from cutlayer.rng import EVERYBODY, rng
 
 CLIENTS = 30
@@ -48,7 +50,7 @@ def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
 def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
     """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) rows of each client's own."""
     rows, parts = divided(config, data)
-    seen = data.changed if config.augment else data.plain
+    seen = training_view(config, data)
     natural = config.partition["name"] == "natural"
     if config.protocol != "cyclesl" and len(data.test):
         of_clients = natural and _shared(data) == "all"  # an owner who is no client is not asked
@@ -62,6 +64,15 @@ def populate(config: Config, data: Dataset) -> tuple[Population, View | Populati
     sides = (Side(parts, split, test) for test in (False, True))
     train, test = (Population(rows, side, how) for side, how in zip(sides, (seen, data.plain), strict=True))
     return train, test
+
+
+def training_view(config: Config, data: Dataset) -> Transform:
+    """How clients see their rows in training."""
+    if not config.augment:
+        return data.plain
+    random = getattr(data.changed, "random", False)
+    expect(random, "augment", True, f"false: nothing is known of how rows of {config.task!r} may be changed at random")
+    return data.changed
 
 
 def tested(data: Dataset) -> View | None:

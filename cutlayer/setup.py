@@ -16,6 +16,7 @@ from cutlayer.flat import Half
 from cutlayer.kept import Shelf
 from cutlayer.local import Local
 from cutlayer.macs import Shape
+from cutlayer.memory import Need
 from cutlayer.optim import Optimizer, rate
 from cutlayer.schemes.passes import Loss
 from cutlayer.schemes.seam import Histogram, Scheme
@@ -54,6 +55,7 @@ class Setup:
     backend: Backend
     team: Team
     group: int | None  # clients that train at a time, where memory is limited
+    need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int
 
     def rates(self, n: int) -> str:

@@ -11,10 +11,10 @@ from typing import ClassVar
 from cutlayer.data.tasks import digits
 from cutlayer.local import FedProx
 from cutlayer.models import mlp
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.schemes.seam import Closed
-from cutlayer.table import Part
-from cutlayer.train import train
+from cutlayer.registry import Part
+from cutlayer.training import train
 
 
 @dataclass(frozen=True)

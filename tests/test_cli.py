@@ -51,7 +51,7 @@ def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:
         ("run --clients 9999", "clients = 9999"),
         ("run --partition.gamma 0", "partition.gamma = 0"),
         ("run --task cifar10", "task 'cifar10': no data folder: give --data-dir FOLDER"),
-        ("run --devices lt", "unknown devices 'lt': did you mean 'lte'?"),
+        ("run --profile lt", "unknown profile 'lt': did you mean 'lte'?"),
         ("run --preset dem", "unknown preset 'dem': did you mean 'demo'?"),
         ("run --preset demo --method smofy", "unknown method of this preset 'smofy': did you mean 'SMoFi'?"),
         ("run --method SMoFi", "--method SMoFi: it names one of a --preset's methods"),

@@ -18,7 +18,7 @@ from cutlayer.clock import COMPOSITIONS, Clock, Work, composition_of, seconds, s
 from cutlayer.data.partition import Dirichlet
 from cutlayer.devices import Device, draw, seconds_per_sample
 from cutlayer.macs import Shape
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.waves import waves
 
 SPLIT = [name for name in COMPOSITIONS if name != "plain"]

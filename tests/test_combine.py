@@ -14,7 +14,7 @@ from torch import nn
 import cutlayer as cl
 from cutlayer import config as text
 from cutlayer.data.tasks import load_task
-from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
+from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 
 Spec = dict[str, Any]
 LOCAL: dict[str, tuple[Any, Spec | None]] = {

@@ -10,7 +10,7 @@ import pytest
 from cutlayer.cli.main import main
 from cutlayer.costs import measure
 from cutlayer.optim import SGD, Adam
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 
 CLIENTS = (2, 5)
 PARALLEL = ("fedavg", "sflv1", "smofi", "psl", "sglr")

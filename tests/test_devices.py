@@ -12,7 +12,8 @@ import pytest
 import cutlayer as cl
 from cutlayer import devices as module
 from cutlayer.clock import server_seconds
-from cutlayer.devices import PROFILES, Device, check_devices, draw, reference_seconds
+from cutlayer.devices import Device, check_devices, draw, reference_seconds
+from cutlayer.registry import PROFILES
 from cutlayer.rng import rng
 
 RESNET18, RESNET34 = 37_000_000, 299_000_000

@@ -9,29 +9,28 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
-    {"errors", "_version", "files", "table", "nested", "lazy", "workers", "team", "pack", "line", "ranks", "heap"},
+    {"errors", "_version", "files", "nested", "lazy", "workers", "team", "pack", "line", "ranks", "heap", "registry"},
     {"extras", "net", "terms", "own"},
     {"rng", "cut", "feed", "waves", "kept"},
-    {"flat", "macs", "data", "models", "devices", "clock", "leakage", "cuts"},
+    {"flat", "macs", "data", "models", "devices", "clock", "correlation", "cut_costs"},
     {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend", "averaging"},
     {"messages", "client", "evaluate"},
     {"records"},
     {"schemes", "cohorts"},
-    {"parts", "compose", "exchange", "inputs"},
-    {"setup", "sharing", "memory", "remote"},
+    {"compose", "exchange", "inputs", "memory"},
+    {"setup", "sharing", "remote"},
     {"closing"},
     {"round", "costs"},
     {"run"},
-    {"train", "service"},
-    {"config", "methods", "journal", "store", "blocks"},
-    {"joining", "population"},
-    {"network"},
+    {"training", "service"},
+    {"config", "methods", "journal", "store", "blocks", "effects"},
+    {"comparison", "joining", "population"},
+    {"presets", "network"},
     {"bench"},
     {"experiment"},
     {"guest", "hosting"},
     {"ui"},
     {"compare"},
-    {"presets"},
     {"report"},
     {"cli", "__main__"},
 ]
@@ -92,11 +91,11 @@ def reached(*names: str) -> set[str]:
 
 
 def test_a_client_knows_neither_schemes_nor_the_round() -> None:
-    assert not reached("client") & {"schemes", "round", "fusion", "parts", "update", "cohorts"}
+    assert not reached("client") & {"schemes", "round", "fusion", "update", "cohorts"}
 
 
 def test_nor_does_a_client_on_another_machine() -> None:
-    assert not reached("remote", "joining") & {"schemes", "round", "run", "train", "fusion", "parts", "setup"}
+    assert not reached("remote", "joining") & {"schemes", "round", "run", "training", "fusion", "setup"}
 
 
 def test_bytes_know_no_algorithm() -> None:

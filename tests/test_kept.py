@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import cutlayer as cl
 from cutlayer.kept import Parcel, Shelf
 from cutlayer.optim import Moments
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 
 KEEPERS = ("psl", "sglr", "cyclepsl", "cyclesglr")
 SIZES = (8, 12, 17, 9, 24, 3, 11, 8)  # the sixth has less than one batch

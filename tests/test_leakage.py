@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from cutlayer.leakage import _distances, distance_correlation, leakage
+from cutlayer.correlation import _distances, distance_correlation, leakage
 
 
 def by_hand(x: list[list[float]], a: list[list[float]]) -> float:

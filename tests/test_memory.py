@@ -18,7 +18,7 @@ import cutlayer as cl
 from cutlayer import backend, memory, workers
 from cutlayer.cli.main import main
 from cutlayer.memory import MIB, Need
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.schemes import Scheme
 from tests.faults.cohort import Fault, FaultyCohort
 

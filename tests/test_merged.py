@@ -97,13 +97,13 @@ def test_lognormal_devices_are_drawn_once_per_client_and_seed() -> None:
     ("devices", "said"),
     [
         ([(0.1, 10.0)], "1 of them"),
-        ([(0.1, 0.0)] * 12, "devices\\[0\\].kbps = 0.0"),
-        ([(-1.0, 10.0)] * 12, "devices\\[0\\].seconds = -1.0"),
-        ("fast", "devices"),
-        ([0.1] * 12, "devices"),
+        ([(0.1, 0.0)] * 12, "profile\\[0\\].kbps = 0.0"),
+        ([(-1.0, 10.0)] * 12, "profile\\[0\\].seconds = -1.0"),
+        ("fast", "profile"),
+        ([0.1] * 12, "profile"),
     ],
 )
 def test_bad_devices_are_named(devices: object, said: str) -> None:
     model, clients = skewed()
     with pytest.raises(cl.ContractError, match=said):
-        cl.train(model, clients, scheme="mergesfl", batch_size=8, devices=devices)  # type: ignore[arg-type]
+        cl.train(model, clients, scheme="mergesfl", batch_size=8, profile=devices)  # type: ignore[arg-type]

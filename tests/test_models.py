@@ -12,7 +12,8 @@ from torch.nn import functional
 from cutlayer.cut import probe
 from cutlayer.errors import ContractError
 from cutlayer.macs import shape_of
-from cutlayer.models import MODELS, cnn, example, leaf_cnn, leaf_lstm, mlp, transformer, vgg11, vgg16
+from cutlayer.models import cnn, example, leaf_cnn, leaf_lstm, mlp, transformer, vgg11, vgg16
+from cutlayer.registry import MODELS
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (80,)]
 BLOCKS = {

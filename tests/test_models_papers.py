@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from cutlayer.macs import shape_of
-from cutlayer.models import MODELS, example
+from cutlayer.models import example
+from cutlayer.registry import MODELS
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, **options: Any) -> nn.Sequential:

@@ -19,7 +19,7 @@ from cutlayer.feed import Feed
 from cutlayer.flat import Rows, half
 from cutlayer.messages import Address, CutGrad, Plan, Report, Smashed
 from cutlayer.optim import Memory
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 
 CPU = torch.device("cpu")
 FAST: dict[str, Any] = {"rounds": 2, "batch_size": 5, "local_steps": 2}

@@ -12,7 +12,7 @@ from cutlayer import experiment
 from cutlayer.config import Config
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.rows import Rows, none_of
-from cutlayer.data.tasks import TASKS
+from cutlayer.data.tasks import SOURCES
 from cutlayer.errors import ContractError
 from cutlayer.presets import PRESETS, preset
 
@@ -36,11 +36,11 @@ def made_up(task: str) -> Dataset:
     rng = np.random.default_rng(0)
     high = 80 if task == "shakespeare" else 256
     x = rng.integers(0, high, (n, *shape)).astype(kind)
-    y = np.arange(n) % (TASKS[task].classes)
+    y = np.arange(n) % (SOURCES[task].classes)
     owners = np.arange(n) % 3 if task in OWNED else None
     rows = Rows(x, y, owners, ("a", "b", "c") if owners is not None else ())
     test = none_of(rows) if task in OWNED else Rows(x[:4], y[:4])
-    about = TASKS[task]
+    about = SOURCES[task]
     return Dataset(rows, test, about.classes, about.plain, about.changed or about.plain, about.gap)
 
 

@@ -19,7 +19,7 @@ from cutlayer import config as text
 from cutlayer import files, store
 from cutlayer.config import Config
 from cutlayer.experiment import Experiment
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from tests.test_resume import finish, interrupted, without_clock
 
 BASE: dict[str, Any] = {

@@ -40,7 +40,7 @@ def population(n: int) -> Population:
 
 def rounds(clients: Population, **more: Any) -> cl.Run:
     """Two rounds of 20 of them."""
-    fixed: dict[str, Any] = {"participation": 20, "rounds": 2, "batch_size": 2, "local_epochs": 1, "devices": "lte"}
+    fixed: dict[str, Any] = {"participation": 20, "rounds": 2, "batch_size": 2, "local_epochs": 1, "profile": "lte"}
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     return cl.rounds(model, clients, **fixed, **more, backend="loop", threads=1)
 

@@ -19,7 +19,7 @@ from PIL import Image
 from cutlayer.config import parse
 from cutlayer.data import cache, hub
 from cutlayer.data.partition import Natural
-from cutlayer.data.tasks import FOLDER_VARIABLE, TASKS, digits, load_task
+from cutlayer.data.tasks import FOLDER_VARIABLE, SOURCES, digits, load_task
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment import assemble
 from cutlayer.population import load_data
@@ -139,7 +139,7 @@ def test_a_hub_out_of_reach_is_an_error_that_says_so(tmp_path: Path, monkeypatch
     assert not list(cache.folder().rglob("*.parquet"))
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.forms])
+@pytest.mark.parametrize("name", [name for name, task in SOURCES.items() if task.forms])
 def test_what_to_put_where_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(hub, "installed", lambda: False)
@@ -151,8 +151,8 @@ def test_what_to_put_where_is_said(name: str, tmp_path: Path, monkeypatch: pytes
         load_task(name, tmp_path)
     said = str(raised.value)
     assert f"nothing to read in {tmp_path / name}. Put into {tmp_path / name}: " in said
-    assert all(form.needs in said for form in TASKS[name].forms)
-    assert ("install cutlayer[hf]" in said) is (TASKS[name].hub is not None)
+    assert all(form.needs in said for form in SOURCES[name].forms)
+    assert ("install cutlayer[hf]" in said) is (SOURCES[name].hub is not None)
 
 
 def test_femnist_comes_with_its_writers_and_no_test_rows(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_bytes_of_ends_that_are_kept_and_of_norms() -> None:
 def test_work_and_time_by_hand() -> None:
     """The last block's work is the client's; Z_j travels with A_j."""
     devices = [(0.1, 100.0), (0.2, 80.0), (0.05, 40.0)]
-    (record, _), _ = tapped("fedavg", devices=devices)
+    (record, _), _ = tapped("fedavg", profile=devices)
     front, middle, last = 5 * 6 + 6 * 4, 4 * 6, 6 * 4 + 4 * 3
     assert record.macs_client == 3 * ROWS * (front + last)
     assert record.macs_server == 3 * ROWS * middle

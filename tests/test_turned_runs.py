@@ -167,7 +167,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("sync", [False, True], ids=["plain", "sync"])
 def test_time_counted_again_is_the_time_that_was_counted(tmp_path: Path, sync: bool) -> None:
-    given = {**RUN, "scheme": "smofi", "devices": "lte", "count_sync": sync, "rounds": 2}
+    given = {**RUN, "scheme": "smofi", "profile": "lte", "count_sync": sync, "rounds": 2}
     experiment = Experiment.start(text.parse(given), tmp_path / "run")
     finish(experiment)
     again = retimed(tmp_path / "run", experiment.history, WhatIf())

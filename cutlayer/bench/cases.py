@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cutlayer.models import MODELS
+from cutlayer.registry import MODELS
 from cutlayer.rng import OwnRandomness
 
 

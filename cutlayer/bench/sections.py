@@ -23,10 +23,10 @@ from cutlayer.bench.rivals import DECAY, MOMENTUM, RATE, Centralised, Naive
 from cutlayer.bench.timing import interleaved, ratio, spread
 from cutlayer.exchange import Exchange
 from cutlayer.optim import SGD
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.run import Run
 from cutlayer.schemes.smofi import Fused
-from cutlayer.train import rounds
+from cutlayer.training import rounds
 
 Row = dict[str, Any]
 OURS = SGD(lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)

@@ -24,7 +24,7 @@ from cutlayer.net.frames import written
 from cutlayer.net.hub import METHOD, OPTIONS, Hub
 from cutlayer.service import Service
 from cutlayer.terms import Net
-from cutlayer.train import rounds
+from cutlayer.training import rounds
 
 MIB = 2**20
 AIM_TRIP, AIM_CLIENT = 2.0, 5.0  # times a bare echo; milliseconds

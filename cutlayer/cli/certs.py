@@ -11,7 +11,7 @@ from typing import Any
 import rich.box
 import rich.table
 
-from cutlayer.cli.progress import console
+from cutlayer.cli.output import console
 from cutlayer.extras import needs
 
 ABOUT = """\

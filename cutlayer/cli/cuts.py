@@ -1,123 +1,20 @@
-"""`cutlayer list cuts`: what every cut of a model would cost, and give away."""
+"""`cutlayer list cuts`: its flags."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from pathlib import Path
 
-import numpy as np
-import rich.box
-import rich.table
-import torch
-
-from cutlayer import config as text
 from cutlayer.cli import flags
-from cutlayer.cli.progress import console
-from cutlayer.cuts import CutCost, cuts
-from cutlayer.data.source import View
-from cutlayer.errors import ContractError, expect
-from cutlayer.experiment import build_model, warm_start
-from cutlayer.leakage import leakage
-from cutlayer.models import example
-from cutlayer.population import load_data
-from cutlayer.rng import EVERYBODY, rng
+from cutlayer.cli.parser import section
 
 FIELDS = ("task", "model", "data_dir", "data", "x_column", "y_column", "layout", "image_size", "seed", "init")
-CAPTION = (
-    "client: blocks 0..cut, server: the rest. MACs: multiply-accumulates of one forward pass, one sample; kbit: the "
-    "activations of one sample at 32 bits (their gradient is as large)."
-)
-LEAKS = (
-    " dCor: distance correlation between input and activations over {rows} rows of {task}, {weights}: 1 gives the "
-    "input away, 0 nothing."
-)
 ROWS = 400
 
 
 def add_flags(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("list cuts")
+    group = section(command, "cuts", "list cuts", shown=True)
     group.add_argument("--input", metavar="3x32x32", help="shape of one sample (default: the task's)")
     group.add_argument("--classes", type=int, metavar="N", help="outputs of the model (default: the task's, or 10)")
     group.add_argument("--leakage", action="store_true", help="measure what each cut gives away, on rows of the task")
     group.add_argument("--rows", type=int, metavar="N", help=f"rows for --leakage (default: {ROWS}, or all)")
-    flags.add_config(command, FIELDS)
-
-
-def show(args: argparse.Namespace) -> None:
-    values = flags.config_values(args)
-    expect(args.classes is None or args.classes >= 1, "classes", args.classes, "a whole number, at least 1")
-    shape, classes, data = None, args.classes or 10, None
-    if args.input is not None:
-        shape = _shape(args.input)
-    config = text.parse(values)
-    if args.leakage or shape is None or "task" in values or "data" in values:
-        data = load_data(config)
-        if shape is not None and shape != data.shape:
-            raise ContractError(f"input = {args.input!r}: the rows of {config.task} are {_times(data.shape)}")
-        shape, classes = data.shape, args.classes or data.classes
-    assert shape is not None
-    model = build_model(config.model, shape, classes, config.seed)
-    if config.init is not None:
-        warm_start(model, Path(config.init))
-    found = cuts(model, example(model, shape))
-    leaks: list[float] | None = None
-    words = CAPTION
-    if args.leakage and data is not None:
-        rows = min(ROWS, len(data.train)) if args.rows is None else args.rows
-        expect(2 <= rows <= len(data.train), "rows", rows, f"a whole number from 2 to {len(data.train)}")
-        some = rng(config.seed, 0, EVERYBODY, "leakage").permutation(len(data.train))[:rows]
-        x, _ = View(data.train, some, data.plain).take(np.arange(rows), torch.device("cpu"))
-        with console.status("measuring what each cut gives away"):
-            leaks = leakage(model, x)
-        weights = "the weights given" if config.init else "random weights"
-        words += LEAKS.format(rows=rows, task=config.task, weights=weights)
-    title = f"{config.model['name']}, input {_times(shape)}, {classes} classes, {len(found) + 1} blocks"
-    console.print(_table(title, words, found, leaks))
-
-
-def _shape(given: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", given):
-        raise ContractError(f"input = {given!r}: expected sizes such as 3x32x32")
-    return tuple(int(size) for size in re.split("[x,]", given))
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _table(title: str, words: str, found: list[CutCost], leaks: list[float] | None) -> rich.table.Table:
-    out = rich.table.Table(
-        title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, caption=words, caption_justify="left"
-    )
-    out.add_column("cut", justify="right", style="bold")
-    out.add_column("output", justify="right")
-    for heading in ("client weights", "server weights", "client MACs", "server MACs"):
-        out.add_column(heading, justify="right")
-    out.add_column("client's share", no_wrap=True)
-    out.add_column("kbit", no_wrap=True)
-    if leaks is not None:
-        out.add_column("dCor", no_wrap=True)
-    most = max(cut.kbit for cut in found)
-    for cut in found:
-        cells = [str(cut.cut), _times(cut.output), *(f"{n:,}" for n in cut.weights), *map(_short, cut.macs)]
-        cells += [f"{_bar(cut.share)} {cut.share:6.1%}", f"{_bar(cut.kbit / most)} {cut.kbit:,.1f}"]
-        if leaks is not None:
-            cells.append(f"{_bar(leaks[cut.cut])} {leaks[cut.cut]:.2f}")
-        out.add_row(*cells)
-    return out
-
-
-def _short(macs: int) -> str:
-    """10.2 k, 37.01 M, 1.81 G."""
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if macs >= size:
-            return f"{macs / size:.2f} {unit}"
-    return str(macs)
-
-
-def _bar(share: float, width: int = 8) -> str:
-    """A share as a bar of eighths."""
-    eighths = round(8 * width * min(max(share, 0), 1))
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + " ▏▎▍▌▋▊▉"[rest].strip()).ljust(width)
+    flags.add_config(command, FIELDS, short=())

@@ -3,125 +3,159 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import inspect
-import re
-import sys
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from cutlayer.config import TABLES, Config, parameters
+from cutlayer.cli.parser import PLACE, section
+from cutlayer.config import TABLES, Config
 from cutlayer.errors import ContractError
+from cutlayer.registry import PROFILES, TASKS, Takes
+from cutlayer.registry.part import kind_of
 
 PATHS = ("data_dir", "init", "data", "data_test")
-TEXT = ("task", "device", "devices", "x_column", "y_column", "owner_column")  # whatever they look like
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that takes -1e-3 for a number and suggests the nearest flag for an unknown one."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-        super().__init__(**kwargs)
-        self._words: list[str] = []
-        self._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^-inf$|^-nan$")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._words = list(sys.argv[1:] if args is None else args)
-        return super().parse_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--?[^\s=]+)", message)
-        if unknown:
-            flags = [flag for action in self._all_actions() for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown.group(1), flags, n=1, cutoff=0.5)
-            message = f"unknown flag {unknown.group(1)}" + (f": did you mean {near[0]}?" if near else "")
-        choice = re.match(r"argument \S+: invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        if choice:
-            names = re.findall(r"[\w-]+", choice.group(2))
-            near = difflib.get_close_matches(choice.group(1), names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            message = f"unknown command {choice.group(1)!r}: {hint}valid: {', '.join(names)}"
-        print(f"cutlayer: error: {message}", file=sys.stderr)
-        raise SystemExit(2)
-
-    def _all_actions(self) -> list[argparse.Action]:
-        nested = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
-        chosen = [p for a in nested for p in a.choices.values() if p.prog.split()[-1] in self._words[:1]]
-        return [*self._actions, *(action for parser in chosen for action in parser._actions)]
+TEXT = ("task", "device", "profile", "x_column", "y_column", "owner_column")  # whatever they look like
+SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "method": ("method", ("scheme", "local", "update", "optimizer", "server_optimizer", "protocol")),
+    "task": ("task and model", ("task", "model", "cut", "partition", "clients", "data_dir", "data")),
+    "rounds": (
+        "rounds",
+        ("rounds", "participation", "batch_size", "local_epochs", "local_steps", "evaluate_every", "target", "seed"),
+    ),
+    "data": (
+        "more about the data",
+        (
+            *("data_test", "x_column", "y_column", "owner_column", "layout", "image_size", "train_rows", "holdout"),
+            *("augment", "last_batch", "small_client"),
+        ),
+    ),
+    "cut": ("what crosses the cut", ("labels", "noise")),
+    "time": ("simulated time", ("profile", "kappa", "count_sync", "sequential")),
+    "machine": (
+        "this machine",
+        (
+            *("device", "backend", "threads", "ranks", "memory_limit", "kept_memory", "autocast"),
+            *("checkpoint_every", "init"),
+        ),
+    ),
+}
+SHORT = ("method", "task", "rounds")  # what --help shows
+METAVARS = {
+    **dict.fromkeys((*TABLES, "task", "profile"), "NAME"),
+    **dict.fromkeys(("data", "data_test"), "PATH"),
+    **{"cut": "L", "participation": "N|RATE", "data_dir": "FOLDER", "init": "FILE", "device": "DEVICE"},
+}
 
 
 def add_config(
-    parser: argparse.ArgumentParser, only: Collection[str] = tuple(Config.model_fields), hidden: Collection[str] = ()
+    parser: argparse.ArgumentParser,
+    only: Collection[str] = tuple(Config.model_fields),
+    hidden: Collection[str] = (),
+    short: Collection[str] = SHORT,
 ) -> None:
     """One flag for every field of the config (of those named), and for every parameter of every part; `hidden`: known,
-    but not in the help."""
-    group = parser.add_argument_group("the run")
-    for name, field in Config.model_fields.items():
-        if name not in only:
-            continue
-        default = field.default["name"] if name in TABLES and field.default else field.default
-        shown = "" if default is None or name in ("model", "cut") else f" (default: {default})"
-        names = f" - {', '.join(TABLES[name])}" if name in TABLES else _choices(field.annotation)
-        group.add_argument(
-            "--" + name.replace("_", "-"),
-            dest=name,
-            nargs="+" if name == "cut" else None,
-            metavar="NAME" if name in TABLES or name == "task" else "VALUE",
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS if name in hidden else f"{field.description}{names}{shown}",
-        )
+    but not in the help. `short`: the sections that `--help` shows; `--help-all` shows the others too."""
+    for key, (title, fields) in SECTIONS.items():
+        chosen = [name for name in fields if name in only]
+        group = section(parser, key, title, shown=key in short) if chosen else None
+        for name in chosen:
+            assert group is not None
+            _field(group, name, name in hidden)
     for table in (table for table in TABLES if table in only):
-        group = parser.add_argument_group(f"parameters of --{table.replace('_', '-')}")
-        for parameter, owners in _parameters(table).items():
-            said: dict[str, list[str]] = {}
-            for name, spec in owners:
-                said.setdefault(_words(spec), []).append(name)
-            words = "; ".join(f"{', '.join(names)}: {what}" for what, names in said.items())
-            flag = f"--{table}.{parameter}"
-            flags = list(dict.fromkeys((flag, flag.replace("_", "-"))))
-            group.add_argument(
-                *flags,
-                dest=f"{table}.{parameter}",
-                nargs="+" if parameter == "betas" else None,
-                metavar="VALUE",
-                default=argparse.SUPPRESS,
-                help=argparse.SUPPRESS if table in hidden else words,
-            )
+        title = f"parameters of --{table.replace('_', '-')}"
+        group = section(parser, table, title, shown=False)
+        for name, owners in _parameters(table).items():
+            _parameter(group, table, name, owners, table in hidden)
 
 
-def _choices(annotation: Any) -> str:
-    """The words a plain field may be, if it is a choice."""
-    options = [annotation, *get_args(annotation)]
-    words = [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]
-    return f" - {', '.join(words)}" if len(words) > 1 else ""
+def _field(group: argparse._ArgumentGroup, name: str, hidden: bool) -> None:
+    field = Config.model_fields[name]
+    flag, words = "--" + name.replace("_", "-"), str(field.description)
+    known: dict[str, Iterable[str]] = {**TABLES, "task": TASKS, "profile": PROFILES}
+    if name in known:
+        words += f": {', '.join(known[name])}"
+    words += _range(field.metadata) + _default(name, field.default)
+    more: dict[str, Any] = {"metavar": METAVARS.get(name) or kind_of(field.annotation)}
+    if field.annotation is bool:
+        more = {"action": argparse.BooleanOptionalAction}
+    elif name == "cut":
+        more["nargs"] = "+"
+    help_ = argparse.SUPPRESS if hidden else words.replace("%", "%%")
+    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help_, **more)
 
 
-def _parameters(table: str) -> dict[str, list[tuple[str, inspect.Parameter]]]:
-    found: dict[str, list[tuple[str, inspect.Parameter]]] = {}
+def _default(name: str, default: Any) -> str:
+    if name in ("model", "cut"):
+        return " (default: the task's)"
+    if default is None:
+        return ""
+    if isinstance(default, bool):
+        return f" (default: {'yes' if default else 'no'})"
+    shown = default["name"] if isinstance(default, Mapping) else default
+    others = [f"{task}: {about.defaults[name]}" for task, about in TASKS.items() if name in about.defaults]
+    return f" (default: {', '.join([str(shown), *others])})"
+
+
+def _range(limits: Sequence[Any]) -> str:
+    """What pydantic's bounds say."""
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    said = [f"{words[name]} {getattr(one, name)}" for one in limits for name in words if hasattr(one, name)]
+    return f", {' and '.join(said)}" if said else ""
+
+
+def _parameters(table: str) -> dict[str, list[tuple[str, Takes]]]:
+    """Each parameter, and the parts that take it."""
+    found: dict[str, list[tuple[str, Takes]]] = {}
     for name, part in TABLES[table].items():
-        for parameter, spec in parameters(part).items():
-            found.setdefault(parameter, []).append((name, spec))
+        for parameter, takes in part.takes.items():
+            found.setdefault(parameter, []).append((name, takes))
     return found
 
 
-def _words(spec: inspect.Parameter) -> str:
-    """A parameter's choices, if it has some, and its default."""
-    choices = [str(choice) for choice in get_args(spec.annotation)] if get_origin(spec.annotation) is Literal else []
-    return (f"{' | '.join(choices)}, " if choices else "") + f"default {spec.default}"
+def _parameter(
+    group: argparse._ArgumentGroup, table: str, name: str, owners: list[tuple[str, Takes]], hidden: bool
+) -> None:
+    said: dict[str, list[str]] = {}
+    for owner, takes in owners:
+        default = "" if takes.default in (None, "") else f" (default: {_plain(takes.default)})"
+        said.setdefault(f"{takes.about or 'see the part itself'}{default}", []).append(owner)
+    words = "; ".join(f"{', '.join(names)}: {what}" for what, names in said.items())
+    kinds = list(dict.fromkeys(takes.kind for _, takes in owners))
+    flag = f"--{table}.{name}"
+    flags = list(dict.fromkeys((flag, flag.replace("_", "-"))))
+    more: dict[str, Any] = {"metavar": kinds[0] if len(kinds) == 1 else "VALUE"}
+    if kinds == ["BOOL"]:
+        more = {"action": argparse.BooleanOptionalAction}
+    elif kinds == ["FLOAT FLOAT"]:
+        more = {"metavar": "FLOAT", "nargs": "+"}
+    help_ = argparse.SUPPRESS if hidden else words.replace("%", "%%")
+    group.add_argument(*flags, dest=f"{table}{PLACE}{name}", default=argparse.SUPPRESS, help=help_, **more)
+
+
+def _plain(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(str(one) for one in default)
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)
+
+
+def choices(name: str) -> list[str]:
+    """The words a field may be, if it is a choice."""
+    annotation = Config.model_fields[name].annotation
+    options = [annotation, *get_args(annotation)]
+    return [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]
 
 
 def config_values(args: argparse.Namespace) -> dict[str, Any]:
     """What was given on the command line, as nested config values."""
     values: dict[str, Any] = {}
     for key, given in vars(args).items():
-        field, _, parameter = key.partition(".")
+        field, _, parameter = key.partition(PLACE)
         if field not in Config.model_fields:
             continue
         if parameter:
-            values.setdefault(field, {})[parameter] = given if key == "partition.path" else value(given)
+            path = field == "partition" and parameter == "path"
+            values.setdefault(field, {})[parameter] = given if path else value(given)
         elif field in TABLES:
             values.setdefault(field, {})["name"] = given
         else:
@@ -138,8 +172,10 @@ def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def value(given: str | Sequence[str]) -> Any:
+def value(given: bool | str | Sequence[str]) -> Any:
     """A flag's words as a TOML value: 3, 0.2, true, or a string."""
+    if isinstance(given, bool):
+        return given
     if not isinstance(given, str):
         return value(given[0]) if len(given) == 1 else [value(item) for item in given]
     try:

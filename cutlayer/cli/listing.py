@@ -10,16 +10,12 @@ import rich.box
 import rich.table
 
 from cutlayer.cli import cuts
-from cutlayer.cli.progress import console
-from cutlayer.data import PARTITIONS
-from cutlayer.data.tasks import TASKS
-from cutlayer.devices import PROFILES
+from cutlayer.cli.output import add_json, console, print_json
+from cutlayer.cli.parser import later
 from cutlayer.errors import unknown
 from cutlayer.methods import NAMED
-from cutlayer.models import MODELS
-from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.presets import PRESETS
-from cutlayer.table import Part
+from cutlayer.registry import LOCALS, MODELS, OPTIMIZERS, PARTITIONS, PROFILES, SCHEMES, TASKS, UPDATES, Part
 
 ABOUT = """\
 What there is to choose from, one line each, and the paper it comes from. `list cuts` shows, for every cut of a model,
@@ -50,6 +46,7 @@ def add(commands: Any) -> None:
     )
     names = ", ".join((*kinds(), "cuts"))
     command.add_argument("what", nargs="?", metavar="KIND", help=f"one of: {names} (default: all but cuts)")
+    add_json(command, "the names")
     command.set_defaults(run=_list)
     cuts.add_flags(command)
 
@@ -70,7 +67,7 @@ def kinds() -> dict[str, Lines]:
         lines[kind] = [
             (name, p.line, *((p.memory or "-", p.sends or "-") if costs else ()), p.paper) for name, p in table.items()
         ]
-    lines["devices"] = [(name, profile.line, "-") for name, profile in PROFILES.items()]
+    lines["profiles"] = [(name, line, "-") for name, line in PROFILES.items()]
     lines["methods"] = [(name, f"{m.label}: {m.line}", "-") for name, m in NAMED.items()]
     return {**lines, "presets": [(name, p.line, p.paper) for name, p in PRESETS.items()]}
 
@@ -78,16 +75,23 @@ def kinds() -> dict[str, Lines]:
 def _list(args: argparse.Namespace) -> int:
     everything = kinds()
     if args.what == "cuts":
-        cuts.show(args)
-        return 0
+        return later("cuts")(args)
     if args.what is not None and args.what not in everything:
         raise unknown("kind", args.what, (*everything, "cuts"))
+    if args.json:
+        print_json({kind: _plain(kind, lines) for kind, lines in everything.items() if args.what in (None, kind)})
+        return 0
     for kind, lines in everything.items():
         if args.what in (None, kind):
             console.print(_table(kind, lines))
     if args.what in (None, *COSTED):
         console.print(LEGEND, style="dim", soft_wrap=True, markup=False)
     return 0
+
+
+def _plain(kind: str, lines: Lines) -> dict[str, dict[str, str]]:
+    columns = ("about", "server_memory", "sends", "paper") if kind in COSTED else ("about", "paper")
+    return {name: dict(zip(columns, rest, strict=True)) for name, *rest in lines}
 
 
 def _table(kind: str, lines: Lines) -> rich.table.Table:

@@ -12,11 +12,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cutlayer.cli.progress import Plain, console
-from cutlayer.experiment import Experiment
-from cutlayer.records import Round
+from cutlayer.cli.output import console
+from cutlayer.cli.progress import Plain
 
 if TYPE_CHECKING:
+    from cutlayer.experiment import Experiment
+    from cutlayer.records import Round
     from cutlayer.service import Service
 
 SHOWN = 30  # clients

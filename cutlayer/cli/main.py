@@ -1,19 +1,24 @@
-"""The command line: `cutlayer run | compare | resume | report | serve | join | certs | list | partition | ...`."""
+"""The command line: `cutlayer run | compare | resume | report | serve | join | certs | list | partition | ...`.
+
+Nothing here or in the modules that add commands imports torch: help, lists and mistakes answer at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from cutlayer import heap
 from cutlayer._version import __version__
-from cutlayer.cli import bench, certs, clock, costs, doctor, listing, partition, serve, train
-from cutlayer.cli.flags import Parser
-from cutlayer.errors import CutlayerError, Diverged
-from cutlayer.ranks import leave
+from cutlayer.cli import bench, certs, clock, completion, costs, doctor, listing, partition, serve, train
+from cutlayer.cli.parser import Parser
+from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
 
 ABOUT = """\
 Split federated learning: a model is cut in two, clients train the front on data that never leaves them,
@@ -23,50 +28,82 @@ first steps:
   cutlayer compare --preset demo --out runs/demo       five methods on handwritten digits, two minutes
   cutlayer run --task digits --scheme smofi --rounds 20 --out runs/first
   cutlayer list                                        what there is to choose from
+  cutlayer COMMAND --help                              what a command takes, with examples
 """
+WRONG, DIVERGED, ABANDONED, INTERRUPTED, PIPE, TERMINATED = 2, 3, 4, 130, 141, 143
+"""Exit statuses (docs/exit-codes.md)."""
+
+
+class Terminated(BaseException):
+    """SIGTERM."""
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
     top = Parser(prog="cutlayer", description=ABOUT)
-    top.add_argument("--version", action="version", version=f"cutlayer {__version__}")
+    top.add_argument("--version", action="version", version=f"cutlayer {__version__}", help="show the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (train, serve, certs, listing, partition, clock, costs, bench, doctor):
+    for module in (train, serve, certs, listing, partition, clock, costs, bench, doctor, completion):
         module.add(commands)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what is wrong with the input is one line on stderr, and exit status 2 (3: diverged)."""
+    """Run a command; what is wrong with the input is one line on stderr, and the exit status."""
     warnings.showwarning = _warn
     heap.keep()
     command = ""
     try:
-        args = parser().parse_args(arguments)
-        command = args.command
-        return int(args.run(args))
+        with _terminating():
+            args = parser().parse_args(arguments)
+            command = args.command
+            return int(args.run(args))
+    except (KeyboardInterrupt, Terminated) as error:
+        told = "interrupted" if isinstance(error, KeyboardInterrupt) else "told to stop"
+        print(f"cutlayer: {told}; {_goes_on(command)}", file=sys.stderr)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
     except Diverged as error:
         print(f"cutlayer: diverged: {error}", file=sys.stderr)
-        return 3
+        return DIVERGED
     except CutlayerError as error:
         print(f"cutlayer: error: {error}", file=sys.stderr)
-        return 2
+        return ABANDONED if isinstance(error, RoundAbandoned) else WRONG
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()  # the reader of our output has gone: nothing more to say
-            return 141
+            return PIPE
         print(f"cutlayer: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        goes_on = (
-            "the same command takes part again"
-            if command == "join"
-            else "`cutlayer resume` on the output folder goes on from here"
-        )
-        print(f"cutlayer: interrupted; {goes_on}", file=sys.stderr)
-        return 130
+        return WRONG
     finally:
-        leave()
+        if "cutlayer.ranks" in sys.modules:
+            from cutlayer.ranks import leave
+
+            leave()
+
+
+def _goes_on(command: str) -> str:
+    if command == "join":
+        return "the same command takes part again"
+    if command in ("run", "compare", "resume", "serve"):
+        return "`cutlayer resume` on the output folder goes on from here"
+    return "nothing was changed"
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does, with a word and a status of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _warn(

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from cutlayer import compare
-from cutlayer.experiment import Experiment
-from cutlayer.records import Round
+from cutlayer.cli.output import console
+
+if TYPE_CHECKING:
+    from cutlayer import compare
+    from cutlayer.experiment import Experiment
+    from cutlayer.records import Round
 
 FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between them
-console = Console(highlight=False)
-if not console.is_terminal:
-    console = Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
 
 
 def bars() -> Progress:

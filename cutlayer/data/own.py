@@ -14,9 +14,8 @@ from cutlayer.data.read import arrays, clients, folders
 from cutlayer.data.rows import Bundle, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.registry import OWN
 
-OWN = "own"
-"""The name of this task."""
 PLENTY = 1000  # classes that even a few rows may have
 
 

@@ -14,24 +14,19 @@ import numpy as np
 
 from cutlayer.data import cache, hub
 from cutlayer.data.dataset import Dataset
-from cutlayer.data.own import OWN, Own
+from cutlayer.data.own import Own
 from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect, unknown
+from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 from cutlayer.rng import EVERYBODY, rng
-
-FOLDER_VARIABLE = "CUTLAYER_DATA"
 
 
 @dataclass(frozen=True)
-class Task:
-    """A data set by name, with the model and cut it is trained with unless others are named."""
+class Source:
+    """Where the rows of a task come from, and how a model sees them."""
 
-    line: str
-    source: str
-    model: str
-    cut: int
     classes: int
     forms: Sequence[Form]
     plain: Transform = field(default_factory=Features)
@@ -64,106 +59,60 @@ def _moved(pixels: Pixels, pad: int) -> Pixels:
 CIFAR10 = Pixels((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 CIFAR100 = Pixels((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 TINY = Pixels((0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262))
-LEAF = "Caldas et al. (LEAF), 2018"
 
-TASKS: dict[str, Task] = {
-    "digits": Task(
-        "1,797 handwritten digits, 8x8, 10 classes; no download", "Alpaydin and Kaynak, 1998", "cnn", 0, 10, ()
+SOURCES: dict[str, Source] = {
+    "digits": Source(10, ()),
+    "mnist": Source(
+        10, (parquet_forms.images(), idx.FORM), Pixels((0.1307,), (0.3081,)), hub=hub.Place("ylecun/mnist")
     ),
-    "mnist": Task(
-        "handwritten digits, 28x28, 10 classes",
-        "LeCun et al., 1998",
-        "cnn",
-        1,
-        10,
-        (parquet_forms.images(), idx.FORM),
-        Pixels((0.1307,), (0.3081,)),
-        hub=hub.Place("ylecun/mnist"),
-    ),
-    "fashion_mnist": Task(
-        "clothes, 28x28, 10 classes",
-        "Xiao et al., 2017",
-        "cnn",
-        1,
+    "fashion_mnist": Source(
         10,
         (parquet_forms.images(), idx.FORM),
         Pixels((0.2860,), (0.3530,)),
         hub=hub.Place("zalando-datasets/fashion_mnist"),
     ),
-    "cifar10": Task(
-        "photographs, 32x32, 10 classes",
-        "Krizhevsky, 2009",
-        "resnet",
-        1,
+    "cifar10": Source(
         10,
         (parquet_forms.images(), cifar.PYTHON10, cifar.BINARY10),
         CIFAR10,
         _moved(CIFAR10, 4),
         hub.Place("uoft-cs/cifar10"),
     ),
-    "cifar100": Task(
-        "photographs, 32x32, 100 classes",
-        "Krizhevsky, 2009",
-        "resnet",
-        1,
+    "cifar100": Source(
         100,
         (parquet_forms.images(y="fine_label"), cifar.PYTHON100, cifar.BINARY100),
         CIFAR100,
         _moved(CIFAR100, 4),
         hub.Place("uoft-cs/cifar100"),
     ),
-    "tiny_imagenet": Task(
-        "photographs, 64x64, 200 classes",
-        "Le and Yang, 2015",
-        "resnet18",
-        2,
+    "tiny_imagenet": Source(
         200,
         (parquet_forms.images(test="valid", mode="RGB"), tiny.FORM),
         TINY,
         _moved(TINY, 8),
         hub.Place("zh-plus/tiny-imagenet", test="valid"),
     ),
-    "femnist": Task(
-        "handwritten characters by writer, 28x28, 62 classes; no test rows",
-        LEAF,
-        "leaf_cnn",
-        1,
+    "femnist": Source(
         62,
         (parquet_forms.images(y="character", owner="writer_id", test=None), leaf.form("femnist")),
         Pixels(),
         hub=hub.Place("flwrlabs/femnist", test=None),
     ),
-    "celeba": Task(
-        "faces by celebrity, smiling or not, 84x84",
-        LEAF,
-        "celeba_cnn",
-        1,
+    "celeba": Source(
         2,
         (parquet_forms.images(y="Smiling", owner="celeb_id", size=84, mode="RGB"), leaf.form("celeba")),
         Pixels(),
         hub=hub.Place("flwrlabs/celeba"),
     ),
-    "shakespeare": Task(
-        "the next character of 80, by role, 80 symbols; no test rows",
-        LEAF,
-        "leaf_lstm",
-        1,
+    "shakespeare": Source(
         80,
         (parquet_forms.windows(), leaf.form("shakespeare")),
         Codes(),
         hub=hub.Place("flwrlabs/shakespeare", test=None),
         gap=79,
     ),
-    "speech_commands": Task(
-        "spoken words by speaker, as 32x32 log-mel pictures",
-        "Warden, 2018",
-        "vgg11",
-        2,
-        35,
-        (parquet_forms.recordings(), speech.FORM),
-        Features(-54.7, 21.3),
-    ),
-    OWN: Task("your own: --data FOLDER, FILE.npz or FILE.parquet", "-", "resnet", 1, 0, ()),
+    "speech_commands": Source(35, (parquet_forms.recordings(), speech.FORM), Features(-54.7, 21.3)),
+    OWN: Source(0, ()),
 }
 
 
@@ -174,9 +123,9 @@ def load_task(
 
     `folder`: where data sets lie (default: the variable CUTLAYER_DATA).
     """
-    if name not in TASKS:
-        raise unknown("task", name, TASKS)
-    task = TASKS[name]
+    if name not in SOURCES:
+        raise unknown("task", name, SOURCES)
+    task = SOURCES[name]
     expect((own is not None) == (name == OWN), "task", name, f"{OWN!r} where own data are given, and nowhere else")
     if own is not None:
         data = own.load()
@@ -187,7 +136,7 @@ def load_task(
     return data if train_rows is None else _some(data, train_rows, seed)
 
 
-def _dataset(name: str, task: Task, bundle: Bundle) -> Dataset:
+def _dataset(name: str, task: Source, bundle: Bundle) -> Dataset:
     classes = len(bundle.class_names) or task.classes
     for split, rows in (("training", bundle.train), ("test", bundle.test)):
         wrong = np.flatnonzero((rows.y < 0) | (rows.y >= classes))
@@ -198,7 +147,7 @@ def _dataset(name: str, task: Task, bundle: Bundle) -> Dataset:
     return Dataset(bundle.train, bundle.test, classes, task.plain, changed, task.gap, bundle.class_names)
 
 
-def _bundle(name: str, task: Task, folder: Path | None) -> Bundle:
+def _bundle(name: str, task: Source, folder: Path | None) -> Bundle:
     root = data_folder(folder)
     if root is not None and not root.is_dir():
         raise StoreError(f"task {name!r}: data_dir = {str(root)!r}: no such folder")
@@ -214,7 +163,7 @@ def _bundle(name: str, task: Task, folder: Path | None) -> Bundle:
     return found
 
 
-def _missing(name: str, task: Task, root: Path | None) -> str:
+def _missing(name: str, task: Source, root: Path | None) -> str:
     """What to put where."""
     where = root / name if root is not None else Path("FOLDER") / name
     first = (

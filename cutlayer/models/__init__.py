@@ -33,31 +33,8 @@ from cutlayer.models.resnet9 import resnet9
 from cutlayer.models.shapes import example
 from cutlayer.models.transformer import transformer
 from cutlayer.models.vgg import vgg11, vgg16
-from cutlayer.table import Part
-
-HE, LEAF = "He et al., CVPR 2016", "Caldas et al. (LEAF), 2018"
-VGG, DENSE = "Simonyan and Zisserman, ICLR 2015", "Huang et al., CVPR 2017"
-
-MODELS: dict[str, Part] = {
-    "mlp": Part(mlp, "three hidden layers (depth); 4 blocks", "-"),
-    "cnn": Part(cnn, "three 3x3 convolutions; 4 blocks", "-"),
-    "resnet": Part(resnet, "three residual blocks with batch or group norm; 5 blocks", HE),
-    "resnet18": Part(resnet18, "ResNet-18: stem for ImageNet or CIFAR, batch or group norm; 10 blocks", HE),
-    "resnet34": Part(resnet34, "ResNet-34, the same; 18 blocks", HE),
-    "resnet9": Part(resnet9, "two residual blocks among wide convolutions, for 32x32; 7 blocks", "CycleSL, 2025"),
-    "vgg11": Part(vgg11, "VGG-11 with a small or the original head, with or without batch norm; 9 blocks", VGG),
-    "vgg16": Part(vgg16, "VGG-16, the same; 14 blocks", VGG),
-    "mobilenetv2": Part(mobilenetv2, "MobileNetV2: 17 inverted residuals; 19 blocks", "Sandler et al., CVPR 2018"),
-    "densenet121": Part(densenet121, "DenseNet-121: four dense blocks, three transitions; 9 blocks", DENSE),
-    "densenet169": Part(densenet169, "DenseNet-169, the same; 9 blocks", DENSE),
-    "leaf_cnn": Part(leaf_cnn, "FEMNIST: two 5x5 convolutions and a wide layer; 4 blocks", LEAF),
-    "celeba_cnn": Part(celeba_cnn, "CelebA: four 3x3 convolutions with batch norm; 5 blocks", LEAF),
-    "leaf_lstm": Part(leaf_lstm, "Shakespeare: a two-layer LSTM over characters; 3 blocks", LEAF),
-    "transformer": Part(transformer, "Shakespeare: six encoder layers (depth); 8 blocks", "Li et al., NeurIPS 2023"),
-}
 
 __all__ = [
-    "MODELS",
     "celeba_cnn",
     "cnn",
     "densenet121",

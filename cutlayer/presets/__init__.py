@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 from cutlayer import config
-from cutlayer.compare import Comparison
+from cutlayer.comparison import Comparison
 from cutlayer.errors import unknown
 from cutlayer.presets import cyclesl, smofi
 from cutlayer.presets.seam import Preset
@@ -14,7 +14,7 @@ from cutlayer.presets.seam import Preset
 def _demo() -> Preset:
     text = (resources.files("cutlayer") / "presets" / "demo.toml").read_text()
     given = Comparison.parse(config.loads(text))
-    return Preset("five methods on the digits that ship, two minutes", "-", given, "SMoFi")
+    return Preset("five methods on the digits that ship, two minutes", "-", given, "SMoFi + FedAvgM")
 
 
 PRESETS: dict[str, Preset] = {"demo": _demo(), **smofi.PRESETS, **cyclesl.PRESETS}

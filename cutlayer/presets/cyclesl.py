@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlayer.compare import Comparison
+from cutlayer.comparison import Comparison
 from cutlayer.methods import LABELS, Method
 from cutlayer.presets.seam import Preset
 
@@ -30,7 +30,7 @@ def _preset(line: str, task: str, model: str, cut: int, batch: int, lr: float, r
         "optimizer": {"name": "adam", "lr": lr},
         **more,
     }
-    methods = [Method(LABELS[name], {"scheme": name}) for name in SCHEMES]
+    methods = [Method(LABELS[name], {"scheme": name}, name=name) for name in SCHEMES]
     return Preset(line, PAPER, Comparison(base, methods, [0, 1, 2, 3, 4]), "CycleSFL")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutlayer.compare import Comparison
+from cutlayer.comparison import Comparison, slug
 from cutlayer.errors import unknown
 from cutlayer.methods import Method
 
@@ -18,9 +18,11 @@ class Preset:
     comparison: Comparison
     own: str
 
-    def method(self, label: str | None) -> Method:
-        """The method of that label, or the paper's own."""
-        known = {m.label: m for m in self.comparison.methods}
-        if label is not None and label not in known:
-            raise unknown("method of this preset", label, known)
-        return known[label or self.own]
+    def method(self, given: str | None) -> Method:
+        """The method of that label or name, or the paper's own."""
+        if given is None:
+            return next(m for m in self.comparison.methods if m.label == self.own)
+        known = {slug(word): m for m in self.comparison.methods for word in (m.name, m.label) if word}
+        if slug(given) not in known:
+            raise unknown("method of this preset", given, [m.label for m in self.comparison.methods])
+        return known[slug(given)]

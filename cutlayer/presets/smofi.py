@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cutlayer.compare import Comparison
+from cutlayer.comparison import Comparison
 from cutlayer.methods import Method
 from cutlayer.presets.seam import Preset
 
@@ -52,7 +52,7 @@ def _task(
         "rounds": rounds,
         "optimizer": {"name": "sgd", "lr": lr, "momentum": 0.9, "weight_decay": wd, "decay": 0.998},
         "partition": {"name": "dirichlet", "gamma": 0.2},
-        "devices": "lognormal",
+        "profile": "lognormal",
         "augment": True,
         **more,
     }
@@ -71,26 +71,27 @@ TASKS = {
 def _momentum(t: Tuned, name: str = "", local: Mapping[str, Any] | None = None, nag: bool = True) -> list[Method]:
     """A block of table 1: a baseline, and what it is combined with."""
     base = {"scheme": "fedavg"} if local is None else {"scheme": "fedavg", "local": dict(local)}
-    plus = f"{name} + " if name else ""
+    plus, also = (f"{name} + ", f"{name.lower()}+") if name else ("", "")
     slow = {"name": "slowmo", "lr": t.slow[0], "beta": t.slow[1]}
     methods = [
-        Method(name or "FedAvg", base),
-        Method(f"{plus}FedAvgM", {**base, "update": {"name": "fedavgm", "beta": t.avgm}}),
-        Method(f"{plus}SlowMo", {**base, "update": slow, "local_steps": t.T}),
+        Method(name or "FedAvg", base, name=name.lower() or "fedavg"),
+        Method(f"{plus}FedAvgM", {**base, "update": {"name": "fedavgm", "beta": t.avgm}}, name=f"{also}fedavgm"),
+        Method(f"{plus}SlowMo", {**base, "update": slow, "local_steps": t.T}, name=f"{also}slowmo"),
     ]
     if nag:
-        methods.append(Method(f"{plus}FedNAG", {**base, "update": "fednag", "local_steps": t.T}))
+        changes = {**base, "update": "fednag", "local_steps": t.T}
+        methods.append(Method(f"{plus}FedNAG", changes, name=f"{also}fednag"))
     fused = {"scheme": {"name": "smofi", "alpha": t.alpha}, "update": {"name": "fedavgm", "beta": t.beta_g}}
-    return [*methods, Method(f"{plus}SMoFi", {**base, **fused})]
+    return [*methods, Method(f"{plus}SMoFi + FedAvgM", {**base, **fused}, name=f"{also}smofi-full")]
 
 
 def _split(t: Tuned) -> list[Method]:
     """Table 2: the split methods."""
     return [
-        Method("SFLV1 (step)", {"scheme": {"name": "sflv1", "every": "step"}}),
-        Method("SFLV1 (epoch)", {"scheme": {"name": "sflv1", "every": "epoch"}}),
-        Method("SFLV2", {"scheme": "sflv2"}),
-        Method("MergeSFL", {"scheme": "mergesfl", "local_steps": t.T}),
+        Method("SFLV1 (step)", {"scheme": {"name": "sflv1", "every": "step"}}, name="sflv1-step"),
+        Method("SFLV1 (epoch)", {"scheme": {"name": "sflv1", "every": "epoch"}}, name="sflv1"),
+        Method("SFLV2", {"scheme": "sflv2"}, name="sflv2"),
+        Method("MergeSFL", {"scheme": "mergesfl", "local_steps": t.T}, name="mergesfl"),
     ]
 
 
@@ -102,7 +103,7 @@ def _full(name: str) -> list[Method]:
 
 
 def _preset(line: str, task: str, methods: list[Method], **changes: Any) -> Preset:
-    return Preset(line, PAPER, Comparison({**TASKS[task], **changes}, methods, [0, 1, 2]), "SMoFi")
+    return Preset(line, PAPER, Comparison({**TASKS[task], **changes}, methods, [0, 1, 2]), "SMoFi + FedAvgM")
 
 
 WORDS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny": "Tiny-ImageNet"}

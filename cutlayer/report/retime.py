@@ -40,7 +40,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
         change.sequential or was.sequential,  # type: ignore[arg-type]  # Clock checks it
     )
     clients = max((j + 1 for record in rounds for j in record.clients), default=0)  # a server learns who there are
-    devices = draw(change.profile or was.devices, max(model.clients, clients, 1), was.seed, sum(model.macs))
+    devices = draw(change.profile or was.profile, max(model.clients, clients, 1), was.seed, sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
     scheme, whole = was.part("scheme"), sum(model.weights)
     again = []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlayer import compare, config, journal, store
+from cutlayer import comparison, config, journal, store
 from cutlayer.errors import StoreError
 from cutlayer.records import Round
 
@@ -95,15 +95,15 @@ def _own(outcomes: Sequence[Outcome]) -> dict[str, float]:
 def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
     """What the runs of a comparison, or a single run, have written so far."""
     if (out / "compare.toml").exists():
-        comparison = compare.read(out)
+        both = comparison.read(out)
         found = []
-        for m in comparison.methods:
-            runs = [(seed, compare.folder(out, m, seed)) for seed in comparison.seeds]
+        for m in both.methods:
+            runs = [(seed, comparison.folder(out, m, seed)) for seed in both.seeds]
             found.append((m.label, [outcome(path, seed) for seed, path in runs if path.exists()]))
         return found
     if (out / "config.toml").exists():
-        seed = config.parse(config.read(out / "config.toml")).seed
-        return [(out.resolve().name, [outcome(out, seed)])]
+        seed = config.read(out / "config.toml").get("seed", 0)  # read, not parsed: its parts may not be known here
+        return [(out.resolve().name, [outcome(out, int(seed))])]
     raise StoreError(f"{out} holds neither a run nor a comparison")
 
 

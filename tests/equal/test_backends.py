@@ -21,9 +21,9 @@ from cutlayer.cohorts.local import LocalCohort
 from cutlayer.data.rows import Rows
 from cutlayer.data.source import View
 from cutlayer.data.transform import Pixels
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.schemes import Scheme
-from cutlayer.table import build
+from cutlayer.registry import build
 from tests.equal.compare import EXACT, OPTIMIZERS
 from tests.equal.naive import difference, small_clients, small_model
 from tests.faults.cohort import Fault, FaultyCohort
@@ -219,7 +219,7 @@ def test_a_learning_rate_for_each_client_stacked() -> None:
     """Clients whose devices set their batch sizes, and whose rate follows these, cannot step in one expression."""
     devices = [(0.02 * (1 + j % 3), 4000.0) for j in range(len(SIZES))]
     scheme = cl.MergeSFL(scale_lr=True)
-    first = check(scheme=scheme, devices=devices)[0]
+    first = check(scheme=scheme, profile=devices)[0]
     assert len({s // t for s, t in zip(first.client_samples, first.client_steps, strict=True)}) > 1
 
 

@@ -201,7 +201,7 @@ def test_what_mergesfl_sends_down(batchnorm: bool) -> None:
     model = listening(batchnorm)
     clients = small_clients((24, 24, 24))
     devices = [cl.Device(seconds=s, kbps=1e9) for s in (0.01, 0.02, 0.05)]
-    heard = cut_gradients("mergesfl", model, clients, devices=devices, batch_size=8)
+    heard = cut_gradients("mergesfl", model, clients, profile=devices, batch_size=8)
     d = [len(rows) for rows in heard]
     assert d == [14, 7, 3]  # 24 rows, as 1/0.01 to 1/0.02 to 1/0.05
     front, back = model[0], nn.Sequential(*list(model)[1:])

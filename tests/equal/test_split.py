@@ -62,7 +62,7 @@ def test_mergesfl_with_unequal_devices(settings: dict[str, Any], optimizer: str,
         naive_split.mergesfl(restated, **settings),
         False,
         optimizer,
-        devices=given,
+        profile=given,
     )
 
 
@@ -84,7 +84,7 @@ def test_mergesfl_at_other_cuts_and_bounds(cut: int) -> None:
     """The cut changes what a client computes and sends; here the fastest may take 4 B and no more."""
     given, restated = devices(ONE_FAST)
     task = task_of("sgd", clients=small_clients((41, 38, 35, 50, 40)), batch_size=4, cut=cut, local_epochs=1)
-    assert agrees(task, "mergesfl", naive_split.mergesfl(restated), False, "sgd", devices=given)
+    assert agrees(task, "mergesfl", naive_split.mergesfl(restated), False, "sgd", profile=given)
 
 
 @pytest.mark.parametrize("settings", [{}, {"front_weights": "uniform"}, {"scale_lr": True}], ids=str)

@@ -18,7 +18,7 @@ from cutlayer import hosting
 from cutlayer.cohorts.greeting import Welcome, read, words
 from cutlayer.config import parse
 from cutlayer.data import cache
-from cutlayer.data.tasks import TASKS
+from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import KINDS, Codes, Features, Pixels, Transform, heard, told
 from cutlayer.errors import ContractError, CutlayerError, StoreError
 from cutlayer.experiment import build_model
@@ -167,7 +167,7 @@ def test_a_folder_as_the_task_is_published(tmp_path: Path) -> None:
 def test_the_servers_augmentation(tmp_path: Path, augment: bool) -> None:
     write_python10(tmp_path / "server" / "cifar10")
     said = welcome(task="cifar10", data_dir=str(tmp_path / "server"), augment=augment, model={"name": "resnet"})
-    task = TASKS["cifar10"]
+    task = SOURCES["cifar10"]
     rows = guest(tmp_path / "server" / "cifar10").rows(said)
     assert rows.transform == (task.changed if augment else task.plain)  # type: ignore[attr-defined]
     assert said.class_names == tuple(CIFAR)
@@ -227,7 +227,7 @@ def test_paths_that_do_not_fit(tmp_path: Path, numbers: Welcome, pictures: Welco
 @pytest.mark.parametrize(
     "transform",
     [Pixels(), Pixels((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), 4, True), Codes(), Features(), Features(-54.7, 21.3)]
-    + [t for task in TASKS.values() for t in (task.plain, task.changed) if t is not None],
+    + [t for task in SOURCES.values() for t in (task.plain, task.changed) if t is not None],
     ids=str,
 )
 def test_transforms_travel_as_words(transform: Transform) -> None:

@@ -330,7 +330,7 @@ def test_settings_that_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("clients", 4), ("devices", "lte"), ("memory_limit", 100.0)], ids=lambda v: str(v)
+    ("field", "value"), [("clients", 4), ("profile", "lte"), ("memory_limit", 100.0)], ids=lambda v: str(v)
 )
 def test_what_only_simulated_clients_have(tmp_path: Path, field: str, value: Any) -> None:
     given = config(files(tmp_path), **{field: value})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import cutlayer as cl
 from cutlayer.models import resnet
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.ranks import join, leave
 
 SHAPE = (1, 8, 8)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cutlayer.cli.main import main
 from cutlayer.experiment import Experiment
-from cutlayer.parts import SCHEMES
+from cutlayer.registry import SCHEMES
 from cutlayer.store import read_summary
 from tests.ranks import play
 

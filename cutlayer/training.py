@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,14 +31,13 @@ from cutlayer.kept import Shelf
 from cutlayer.local import Local, joint
 from cutlayer.metrics import Metric
 from cutlayer.optim import SGD, Optimizer
-from cutlayer.parts import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
 from cutlayer.ranks import Ranks, join
 from cutlayer.records import Global
+from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES, build
 from cutlayer.run import Result, Run
 from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Regulates
 from cutlayer.setup import Setup
-from cutlayer.table import build
 from cutlayer.team import Team
 from cutlayer.update import FedAvg, Update, buffers_of
 from cutlayer.workers import one_thread
@@ -71,7 +71,7 @@ def rounds(
     noise: float = 0.0,
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
     metric: Metric | None = None,
-    devices: str | Sequence[Device | tuple[float, float]] | None = None,
+    profile: str | Sequence[Device | tuple[float, float]] | None = None,
     clock: Clock = Clock(),
     evaluate_every: int = 1,
     kept_memory: float | None = 2048,
@@ -114,10 +114,15 @@ def rounds(
     persists = protocol == "cyclesl"
     steps = 1 if persists and local_steps is None else local_steps
     feed = Feed(batch_size, local_epochs, steps, shuffle, last_batch, small_client, seed, onward=persists)
-    if persists and devices is not None and isinstance(chosen, Regulates):
+    if persists and profile is not None and isinstance(chosen, Regulates):
         raise ContractError(
-            f"devices: {chosen} sets batch sizes by them, anew every round, and protocol 'cyclesl' goes on in the data "
+            f"profile: {chosen} sets batch sizes by it, anew every round, and protocol 'cyclesl' goes on in the data "
             "batch by batch; expected None"
+        )
+    if small_client == "skip" and isinstance(chosen, Regulates):
+        raise ContractError(
+            f"small_client = 'skip': {chosen} gives a client with few samples a small batch, and skips nobody; "
+            "expected None"
         )
     away = clients if isinstance(clients, Elsewhere) else None
     trains = inputs.sources(clients if away is None else [away.look], start.W.w.dtype, "clients")
@@ -156,13 +161,13 @@ def rounds(
     selected = inputs.selected(participation, len(sizes)) if away is None else 0  # those who are there decide
     share = -(-selected // team.size) if spreads else selected
     separate = team.size == 1 and getattr(chosen, "separate", False) and buffers_of(updating) != "average"
-    group = None
-    if memory_limit is not None:
-        moments = len(client_side.betas), len(server_side.betas)
-        flight = how.size * how.workers.n
-        asks = joint(rule)
-        count = memory.counter(model, layout, lo, example[0], on, batch_size, chosen, moments, flight, flows, asks)
-        group = memory.group(memory_limit, share, separate, count, how.size)
+    moments = len(client_side.betas), len(server_side.betas)
+    flight = how.size * how.workers.n
+    asks = joint(rule)
+    count = functools.cache(
+        lambda: memory.counter(model, layout, lo, example[0], on, batch_size, chosen, moments, flight, flows, asks)
+    )
+    group = None if memory_limit is None else memory.group(memory_limit, share, separate, count(), how.size)
     evaluator = Evaluator(model, tests, loss, on, layout, lo, per_client, metric, how.workers, team)
     cohort: Cohort = RankCohort(local_clients, team) if isinstance(team, Ranks) and not spreads else local_clients
     if away is not None:
@@ -189,13 +194,14 @@ def rounds(
         evaluate_every=evaluate_every,
         rounds=rounds,
         shape=shape,
-        devices=inputs.devices(devices, len(sizes) if away is None else MANY, seed, sum(shape.macs)),
+        devices=inputs.devices(profile, len(sizes) if away is None else MANY, seed, sum(shape.macs)),
         clock=clock,
         histogram=inputs.Histograms(trains, classes),
         shelf=Shelf(None if kept_memory is None else int(kept_memory * 2**20)),
         backend=how,
         team=team,
         group=group,
+        need=lambda: count()(group or share),
         seed=seed,
     )
     return Run(model, setup, start, target)
@@ -288,7 +294,7 @@ def train(*arguments: Any, **named: Any) -> Result:
     labels          "send": with the smashed data; "stay": the last block is the client's too, and labels and loss never
                     leave it (the U-shape; not with the Cycle schemes, which train the server on them)
     noise           Gaussian noise on the smashed data, its norm relative to theirs
-    devices         one Device(seconds, kbps) per client, or the name of a profile such as "lte": for the simulated
+    profile         the name of a profile such as "lte", or one Device(seconds, kbps) per client: for the simulated
                     clock, and for schemes that regulate batch sizes by them; None: all alike
     clock           Clock(kappa=100, sync=False, sequential="strict"): how simulated seconds are counted
     metric          a figure of your own, from all outputs and all labels of the test: Round.metric

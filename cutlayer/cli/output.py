@@ -1,0 +1,24 @@
+"""What a command says: to a terminal, to a log, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
+
+
+def add_json(command: argparse.ArgumentParser, what: str) -> None:
+    """The flag of commands whose figures a program may want."""
+    command.add_argument("--json", action="store_true", help=f"print {what} as JSON, and nothing else")
+
+
+def print_json(values: Any) -> None:
+    json.dump(values, sys.stdout, indent=1, allow_nan=False)
+    print()

@@ -1,0 +1,199 @@
+"""What a run is about to do: the table at its start, and `--dry-run`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rich.box
+import rich.table
+
+from cutlayer import config as text
+from cutlayer.cli.output import console
+from cutlayer.cohorts.seam import Comes
+from cutlayer.comparison import Comparison
+from cutlayer.config import TABLES, Config
+from cutlayer.experiment import Experiment, assemble
+from cutlayer.memory import mib
+from cutlayer.methods import Method
+from cutlayer.registry import TASKS
+from cutlayer.report.table import duration
+from cutlayer.run import Run
+
+MAIN = (  # what the table at a run's start shows, whether it was chosen or not
+    *("model", "cut", "scheme", "local", "update", "optimizer", "server_optimizer", "protocol"),
+    *("partition", "clients", "participation", "rounds", "batch_size", "local_epochs", "local_steps", "seed"),
+)
+STEPS = 3  # of one client, timed for the estimate
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where a config's values come from: fields chosen by flags, fields of a base, and the base's name."""
+
+    chosen: tuple[str, ...] = ()
+    base: tuple[str, ...] = ()
+    name: str | None = None
+
+    def of(self, field: str, config: Config) -> str:
+        """In a word."""
+        about = TASKS.get(config.task)
+        own = {"model", "cut", *(about.defaults if about else ())}
+        if field in self.chosen or (field == "task" and "data" in self.chosen):
+            return "chosen"
+        if field in self.base:
+            return str(self.name)
+        return f"task {config.task}" if field in own else "default"
+
+
+def names(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that were given, and the parameters of parts with a dot."""
+    dotted = [f"{field}.{key}" for field, given in values.items() if field in TABLES for key in given if key != "name"]
+    return (*values, *dotted)
+
+
+def show(experiment: Experiment, origins: Origins | None) -> None:
+    """The first lines of a run."""
+    here = not isinstance(experiment.run.setup.cohort, Comes)
+    console.print(_table(experiment.config, experiment.run, origins, here))
+
+
+def _table(config: Config, run: Run, origins: Origins | None, here: bool = True) -> rich.table.Table:
+    """What is trained, with where each value comes from (`origins`: None where the run goes on)."""
+    setup = run.setup
+    who = f"{len(setup.sizes):,} clients" if here else "clients on other machines"
+    out = rich.table.Table(
+        title=f"{config.task}: {who}, {config.rounds} rounds", title_justify="left", box=rich.box.SIMPLE, padding=(0, 1)
+    )
+    out.show_header = False
+    out.add_column(style="bold", no_wrap=True)
+    out.add_column()
+    out.add_column(style="dim", no_wrap=True)
+    shown = [*MAIN, *(f for f in Config.model_fields if origins and f in origins.chosen and f not in MAIN)]
+    for field in shown:
+        value = getattr(config, field)
+        if value is None or field in ("task", "rounds") or (not here and field in ("partition", "clients")):
+            continue
+        out.add_row(field.replace("_", " "), spelled(value), origins.of(field, config) if origins else "")
+    if here:
+        out.add_row("backend", setup.backend.words, "default" if config.backend == "auto" else "")
+    if setup.team.size > 1:
+        out.add_row("ranks", f"{setup.team.size}, sums {config.ranks}", "")
+    return out
+
+
+def spelled(value: Any) -> str:
+    """A value for people: smofi (alpha -0.1), 0 to 3, yes."""
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{k} {spelled(v)}" for k, v in value.items() if k != "name")
+        return f"{value['name']} ({inside})" if inside else str(value["name"])
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(spelled(v) for v in value) if isinstance(value, list | tuple) else str(value)
+
+
+def methods(both: Comparison) -> rich.table.Table:
+    """Which values each method got, where they differ from what is common."""
+    out = rich.table.Table(title="methods", title_justify="left", box=rich.box.SIMPLE_HEAD)
+    out.add_column("method", style="bold", no_wrap=True)
+    out.add_column("values")
+    for m in both.methods:
+        out.add_row(m.label, _differences(m, both.config(m, both.seeds[0])))
+    return out
+
+
+def _differences(m: Method, config: Config) -> str:
+    fields: Collection[str] = dict.fromkeys(("scheme", "local", "update", *m.changes))
+    given = {field: getattr(config, field) for field in fields}
+    plain = {"update": "fedavg"}
+    shown = {
+        f: v for f, v in given.items() if v is not None and not (isinstance(v, dict) and v["name"] == plain.get(f))
+    }
+    return "; ".join(f"{field.replace('_', ' ')} {spelled(value)}" for field, value in shown.items())
+
+
+def dry(config: Config, out: Path, origins: Origins) -> None:
+    """All of it, and nothing written."""
+    with console.status(f"preparing {config.task}"):
+        run = assemble(config)
+        seconds = estimate(config, run)
+    console.print(_table(config, run, origins))
+    for name, words in _sizes(run).items():
+        console.print(f"{name:14} {words}", soft_wrap=True, markup=False)
+    console.print(f"{'time':14} about {duration(seconds)}, from {STEPS} timed steps", soft_wrap=True, markup=False)
+    console.print(f"\n{text.dump(config)}", soft_wrap=True, markup=False)
+    console.print(f"nothing was written; without --dry-run this would train in {out}", soft_wrap=True, markup=False)
+
+
+def dry_all(both: Comparison, out: Path, jobs: int) -> None:
+    """The same for every method of a comparison."""
+    table = rich.table.Table(title="methods", title_justify="left", box=rich.box.SIMPLE_HEAD)
+    for heading in ("method", "values", "MiB in memory", "KiB per client", "a run"):
+        table.add_column(
+            heading, no_wrap=heading == "method", justify="left" if heading in ("method", "values") else "right"
+        )
+    total = 0.0
+    for m in both.methods:
+        config = both.config(m, both.seeds[0])
+        with console.status(f"looking at {m.label}"):
+            run = assemble(config)
+            seconds = estimate(config, run)
+        total += seconds * len(both.seeds)
+        kib = f"{traffic(run)[0] / 1024:,.0f}"
+        table.add_row(m.label, _differences(m, config), mib(run.setup.need().total), kib, duration(seconds))
+    console.print(table)
+    runs = f"{len(both.runs())} runs, {max(1, jobs)} at a time: about {duration(total / max(1, jobs))}"
+    console.print(f"{runs}; nothing was written, without --dry-run it would train in {out}", soft_wrap=True)
+
+
+def steps_of(run: Run) -> tuple[float, float]:
+    """Steps and samples of a client in a round, on average over the clients that have any."""
+    feed = run.setup.feed
+    some = list(run.setup.sizes)[:1000]
+    steps = [sum(feed.epochs_of(size)) for size in some]
+    trained = [(n, n * min(feed.batch_size, size)) for n, size in zip(steps, some, strict=True) if n]
+    count = max(len(trained), 1)
+    return sum(n for n, _ in trained) / count, sum(s for _, s in trained) / count
+
+
+def traffic(run: Run) -> tuple[float, int]:
+    """Bytes of a client in a round, both ways, and of its front."""
+    setup = run.setup
+    cut = setup.cuts[0]
+    W_c, _ = run.state.W.split(setup.offsets[cut])
+    element = run.state.W.w.element_size()
+    samples = steps_of(run)[1]
+    smashed = 2 * samples * setup.shape.elements[cut] * element
+    fronts = 0 if setup.scheme.carry == "keep" else 2 * W_c.nbytes
+    return smashed + fronts, W_c.nbytes
+
+
+def _sizes(run: Run) -> dict[str, str]:
+    setup = run.setup
+    cut = setup.cuts[0]
+    W_c, W_s = run.state.W.split(setup.offsets[cut])
+    each, front = traffic(run)
+    steps, samples = steps_of(run)
+    need = setup.need()
+    return {
+        "weights": f"{len(W_c.w):,} on a client, {len(W_s.w):,} on the server (cut {cut})",
+        "a round": f"{setup.select} clients of {len(setup.sizes):,}, {steps:.0f} steps and {samples:.0f} samples each",
+        "traffic": f"{each / 1024:,.0f} KiB per client and round, of which the front {2 * front / 1024:,.0f}",
+        "memory": f"{mib(need.total)} MiB for a round: {need.words} MiB",
+    }
+
+
+def estimate(config: Config, run: Run) -> float:
+    """Seconds of the whole run: a few steps of a few clients, timed, and multiplied."""
+    few = min(run.setup.backend.workers.n * max(1, run.setup.backend.size), run.setup.select)
+    changes = {"rounds": 2, "participation": few, "local_steps": STEPS, "target": None, "evaluate_every": 2}
+    small = assemble(config.model_copy(update={**changes, "memory_limit": None}))
+    next(small)  # the first round warms up, and is not tested
+    record = next(small)
+    per_step = record.seconds / max(record.steps, 1)  # with a test in it: rather too long than too short
+    steps = steps_of(run)[0] * run.setup.select
+    tests = math.ceil(config.rounds / config.evaluate_every)
+    return per_step * steps * config.rounds + record.seconds * 0.1 * tests

@@ -1,0 +1,140 @@
+"""`cutlayer serve` and `cutlayer join`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cutlayer.cli import flags, live
+from cutlayer.cli.output import console
+from cutlayer.cli.serve import LIMITS, SIMULATED
+from cutlayer.cli.work import plan
+from cutlayer.cli.work.train import configured, show
+from cutlayer.errors import ContractError
+from cutlayer.extras import needs
+
+if TYPE_CHECKING:
+    from cutlayer.experiment import Experiment
+    from cutlayer.service import Service
+
+
+def run(args: argparse.Namespace) -> int:
+    needs("net")
+    from cutlayer import hosting
+
+    for field in flags.config_values(args):
+        if field in SIMULATED:
+            flag = field.replace("_", "-")
+            hint = "; --min-clients is how many must come" if field == "clients" else ""
+            raise ContractError(f"--{flag}: of simulated clients, and these are on other machines{hint}")
+    config, out, _ = configured(args, hosting.ALONE)
+    _page(args)
+    with console.status(f"preparing {config.task}"):
+        experiment, service = hosting.start(config, hosting.settings(_settings(args)), out, args.overwrite)
+    return attend(experiment, service, args)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What was given of the service, as plain values."""
+    found: dict[str, Any] = {}
+    for key, given in vars(args).items():
+        name = key.removeprefix("net.")
+        if key.startswith("net."):
+            words = name in ("listen", "certs", "code")
+            found[name] = str(Path(given).resolve()) if name == "certs" else given if words else flags.value(str(given))
+            if isinstance(given, bool):
+                found[name] = given
+    return found
+
+
+def resume(args: argparse.Namespace, out: Path) -> int:
+    """`cutlayer resume` of a run that served."""
+    needs("net")
+    from cutlayer import hosting
+
+    _page(args)
+    with console.status(f"reading {out}"):
+        experiment, service = hosting.resume(out)
+    return attend(experiment, service, args)
+
+
+def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -> int:
+    """The run, with whoever comes."""
+    with ExitStack() as stack:
+        stack.enter_context(service.open(experiment.run))
+        if not args.quiet:
+            plan.show(experiment, origins=None)
+            console.print(_where(service, experiment.run.finished), soft_wrap=True, markup=False)
+        if args.ui is not None:
+            from cutlayer import ui
+
+            console.print(f"watch: {stack.enter_context(ui.shown(experiment, service, args.ui))}", markup=False)
+        for _ in live.follow(experiment, service, args.quiet):
+            pass
+    return show(experiment.out, args.quiet)
+
+
+def _page(args: argparse.Namespace) -> None:
+    """Whether there can be a page, before anything is written."""
+    if args.ui is not None:
+        needs("ui")
+        from cutlayer import ui
+
+        ui.check(args.ui)
+
+
+def _where(service: Service, over: bool) -> str:
+    host = service.net.listen.rpartition(":")[0]
+    how = "mutual TLS" if service.net.certs else "nothing is encrypted"
+    what = "the run is complete; clients that were away when it ended may hear of it now"
+    if not over:
+        what = f"waiting for {service.net.min_clients} client{'s' * (service.net.min_clients > 1)}"
+    return f"listening on {host}:{service.hub.port} ({how}); {what}"
+
+
+def _seconds(name: str, given: str) -> float:
+    try:
+        return float(given)
+    except ValueError as error:
+        raise ContractError(f"{name} = {given!r}: expected seconds") from error
+
+
+def join(args: argparse.Namespace) -> int:
+    needs("net")
+    from torch.nn import functional
+
+    from cutlayer import inputs
+    from cutlayer.guest import Guest
+    from cutlayer.joining import Joining
+    from cutlayer.terms import Limits
+
+    given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
+    for name, value in given.items():
+        if name != "rate" and value is not None and value.is_integer():
+            given[name] = int(value)  # 1e6 may be written so
+    limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
+    guest = Guest(Path(args.data), limits, args.x_column, args.y_column)
+
+    def say(line: str) -> None:
+        if not args.quiet:
+            print(line, flush=True)
+
+    joined = Joining(
+        args.server,
+        guest,
+        args.certs or None,
+        args.name,
+        Path(args.out),
+        functional.cross_entropy,
+        limits,
+        _seconds("patience", args.patience),
+        inputs.device(args.device),
+        args.insecure,
+        say,
+    )()
+    say(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}))
+    return 0

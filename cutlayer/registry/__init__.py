@@ -1,0 +1,25 @@
+"""Everything that has a name, and what may be said of it without loading it: torch is not imported here."""
+
+from __future__ import annotations
+
+from cutlayer.registry.data import OWN, PARTITIONS, PROFILES, TASKS, Task
+from cutlayer.registry.models import MODELS
+from cutlayer.registry.optimizers import LOCALS, OPTIMIZERS, UPDATES
+from cutlayer.registry.part import Part, Takes, build
+from cutlayer.registry.schemes import SCHEMES
+
+__all__ = [
+    "LOCALS",
+    "MODELS",
+    "OPTIMIZERS",
+    "OWN",
+    "PARTITIONS",
+    "PROFILES",
+    "SCHEMES",
+    "TASKS",
+    "UPDATES",
+    "Part",
+    "Takes",
+    "Task",
+    "build",
+]

@@ -1,0 +1,87 @@
+"""What happens to a gradient, and to the mean of the halves, by name."""
+
+from __future__ import annotations
+
+from cutlayer.registry.part import Part, Takes
+from cutlayer.registry.schemes import FEDAVG
+
+LOCALS: dict[str, Part] = {
+    "fedprox": Part(
+        "cutlayer.local:FedProx",
+        "a proximal term towards the round's start, on both halves",
+        "Li et al., MLSys 2020",
+        about={"mu": Takes("FLOAT", 0.01, "strength of the pull towards the round's start, at least 0")},
+    ),
+    "fednar": Part(
+        "cutlayer.local:FedNAR",
+        "gradient and weight decay clipped together",
+        "Li et al., NeurIPS 2023",
+        {},
+        "",
+        "+ 16 bytes (joint)",
+        {
+            "max_norm": Takes("FLOAT", 10.0, "longest gradient, weight decay included; above 0, inf: never clipped"),
+            "norm": Takes("{joint,half}", "joint", "the norm of both halves together, or of each by itself"),
+            "mu": Takes("FLOAT", 0.0, "FedProx's pull as well, at least 0"),
+        },
+    ),
+}
+
+UPDATES: dict[str, Part] = {
+    "fedavg": Part("cutlayer.update:FedAvg", "the weighted mean itself (the default)", FEDAVG, about={}),
+    "fedavgm": Part(
+        "cutlayer.update:FedAvgM",
+        "momentum on the mean's movement; SMoFi's global step",
+        "Hsu et al. 2019",
+        {},
+        "+ W",
+        "",
+        {"beta": Takes("FLOAT", 0.3, "global momentum, from 0 to below 1 (SMoFi's beta_g)")},
+    ),
+    "slowmo": Part(
+        "cutlayer.update:SlowMo",
+        "slow momentum in units of the local learning rate",
+        "Wang et al., ICLR 2020",
+        {},
+        "+ W",
+        "",
+        {
+            "lr": Takes("FLOAT", 1.0, "slow learning rate, above 0"),
+            "beta": Takes("FLOAT", 0.6, "slow momentum, from 0 to below 1"),
+            "buffers": Takes("{reset,average}", "reset", "the clients' momentum after a round: empty, or averaged"),
+            "weights": Takes("{samples,uniform}", "samples", "how clients count in the mean: by samples, or alike"),
+        },
+    ),
+    "fednag": Part(
+        "cutlayer.update:FedNAG",
+        "Nesterov on the clients; weights and momentum averaged and broadcast",
+        "Yang et al., FGCS 2022",
+        {},
+        "+ oW",
+        "+ 2oWc a round",
+        {},
+    ),
+}
+
+DECAY = Takes("FLOAT", 1.0, "factor on the learning rate after every round, above 0")
+MOMENTUM = {
+    "lr": Takes("FLOAT", 0.05, "learning rate in round 1, at least 0"),
+    "momentum": Takes("FLOAT", 0.9, "local momentum, from 0 to below 1"),
+    "weight_decay": Takes("FLOAT", 5e-4, "L2 penalty, at least 0"),
+    "decay": DECAY,
+}
+ADAPTIVE = {
+    "lr": Takes("FLOAT", 1e-3, "learning rate in round 1, at least 0"),
+    "betas": Takes("FLOAT FLOAT", (0.9, 0.999), "how slowly the two moments forget, each from 0 to below 1"),
+    "eps": Takes("FLOAT", 1e-8, "added to the root of the second moment, above 0"),
+    "weight_decay": Takes("FLOAT", 0.0, "penalty (AdamW: decay of the weights themselves), at least 0"),
+    "decay": DECAY,
+}
+OPTIMIZERS: dict[str, Part] = {
+    "sgd": Part("cutlayer.optim:SGD", "stochastic gradient descent with momentum", "Polyak 1964", about=MOMENTUM),
+    "nag": Part("cutlayer.optim:NAG", "Nesterov's accelerated gradient", "Sutskever et al., ICML 2013", about=MOMENTUM),
+    "adam": Part("cutlayer.optim:Adam", "adaptive moments", "Kingma and Ba, ICLR 2015", about=ADAPTIVE),
+    "adamw": Part(
+        "cutlayer.optim:AdamW", "Adam with decoupled weight decay", "Loshchilov and Hutter, ICLR 2019", about=ADAPTIVE
+    ),
+}
