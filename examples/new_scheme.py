@@ -11,9 +11,8 @@ from typing import ClassVar
 from cutlayer.data.tasks import digits
 from cutlayer.local import FedProx
 from cutlayer.models import mlp
-from cutlayer.registry import SCHEMES
+from cutlayer.registry import SCHEMES, Part
 from cutlayer.schemes.seam import Closed
-from cutlayer.registry import Part
 from cutlayer.training import train
 
 

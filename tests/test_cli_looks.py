@@ -23,12 +23,13 @@ def test_a_partition_is_shown_drawn_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["partition", "--clients", "20", "--dirichlet", "0.2", "--out", "p.json", "--json", "f.json"]) == 0
+    assert main(["partition", "--clients", "20", "--dirichlet", "0.2", "--parts", "p.json"]) == 0
     said = capsys.readouterr().out
     assert "digits, 20 clients, dirichlet(gamma=0.2" in said and "J-S divergence" in said and "8 more" in said
     with Image.open("partition.png") as picture:
         assert picture.size[0] > 1000
-    parts, figures = json.loads(Path("p.json").read_text()), json.loads(Path("f.json").read_text())
+    assert main(["partition", "--clients", "20", "--dirichlet", "0.2", "--json"]) == 0
+    parts, figures = json.loads(Path("p.json").read_text()), json.loads(capsys.readouterr().out)
     assert [len(part) for part in parts["clients"]] == figures["sizes"] and sum(figures["sizes"]) == 1433
     assert len(figures["js_divergence"]) == 20 and all(0 <= d < 1 for d in figures["js_divergence"])
     assert np.array(figures["labels"]).sum(axis=1).tolist() == figures["sizes"]
@@ -38,7 +39,7 @@ def test_training_on_a_written_partition_is_training_on_the_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["partition", "--clients", "6", "--shards", "2", "--seed", "4", "--out", "p.npz"]) == 0
+    assert main(["partition", "--clients", "6", "--shards", "2", "--seed", "4", "--parts", "p.npz"]) == 0
     few = ["run", "--rounds", "2", "--model", "mlp", "--local-epochs", "1", "--quiet", "--seed", "4"]
     assert main([*few, "--clients", "6", "--partition", "shards", "--partition.shards", "2", "--out", "a"]) == 0
     assert main([*few, "--partition", "file", "--partition.path", "p.npz", "--out", "b"]) == 0
@@ -64,28 +65,32 @@ def test_cuts_of_a_task_with_what_they_give_away(capsys: pytest.CaptureFixture[s
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "y"
-    flags = ["--schemes", "fedavg", "sflv2", "mergesfl", "cyclesfl", "psl", "--seeds", "0", "--devices", "lognormal"]
+    flags = ["--schemes", "fedavg", "sflv2", "mergesfl", "cyclesfl", "psl", "--seeds", "0", "--profile", "lognormal"]
     assert main(["compare", *flags, *SMALL, "--jobs", "1", "--out", str(out)]) == 0
     return out
 
 
-def test_the_clock_as_run_is_the_runs_own(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["clock", str(comparison), "--out", str(tmp_path / "t.json")]) == 0
-    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+def test_the_clock_as_run_is_the_runs_own(comparison: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clock", str(comparison), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 5 and all(row["seconds_per_round"] > 0 for row in rows)
     for row in rows:
         assert row["seconds_per_round"] == pytest.approx(row["seconds_per_round_as_run"], rel=1e-12)
         assert row["T"] == row["T_as_run"] or row["T"] == pytest.approx(row["T_as_run"])
+    assert main(["clock", str(comparison)]) == 0
     assert "a round as run" in capsys.readouterr().out
 
 
-def test_what_if_equals_a_run_that_was_like_that(comparison: Path, tmp_path: Path) -> None:
+def test_what_if_equals_a_run_that_was_like_that(
+    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Other devices, server and sync, counted again from the journal, against a training with them."""
-    given = ["--devices", "lte", "--kappa", "10", "--count-sync", "true", "--out", str(tmp_path / "y")]
+    given = ["--profile", "lte", "--kappa", "10", "--count-sync", "--out", str(tmp_path / "y")]
     assert main(["compare", "--schemes", "fedavg", "sflv2", "psl", "--seeds", "0", *SMALL, *given]) == 0
-    what = ["--profile", "lte", "--kappa", "10", "--count-sync", "--out", str(tmp_path / "t.json")]
+    what = ["--profile", "lte", "--kappa", "10", "--count-sync", "--json"]
+    capsys.readouterr()
     assert main(["clock", str(comparison), *what]) == 0
-    rows = {row["label"]: row for row in json.loads((tmp_path / "t.json").read_text())["rows"]}
+    rows = {row["label"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     for label in ("FedAvg", "SFLV2", "PSL"):
         rounds = journal.read(tmp_path / "y" / "runs" / label.lower() / "seed-0" / "journal.jsonl")
         mean = sum(r.sim_seconds or 0.0 for r in rounds) / len(rounds)
@@ -93,10 +98,10 @@ def test_what_if_equals_a_run_that_was_like_that(comparison: Path, tmp_path: Pat
         assert rows[label]["seconds_per_round_as_run"] != pytest.approx(mean, rel=1e-3)
 
 
-def test_a_deeper_cut_sends_less_and_plain_learning_more(comparison: Path, tmp_path: Path) -> None:
+def test_a_deeper_cut_sends_less_and_plain_learning_more(comparison: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def rounds(*flags: str) -> dict[str, float]:
-        assert main(["clock", str(comparison), *flags, "--out", str(tmp_path / "t.json")]) == 0
-        return {r["label"]: r["seconds_per_round"] for r in json.loads((tmp_path / "t.json").read_text())["rows"]}
+        assert main(["clock", str(comparison), *flags, "--json"]) == 0
+        return {r["label"]: r["seconds_per_round"] for r in json.loads(capsys.readouterr().out)["rows"]}
 
     assert rounds("--kappa", "1")["SFLV2"] > rounds("--kappa", "1000")["SFLV2"]
     assert rounds("--sequential", "paper_like")["SFLV2"] < rounds()["SFLV2"]
@@ -180,13 +185,12 @@ def test_the_clock_of_a_comparison_that_has_hardly_begun(
     begun = tmp_path / "y"
     shutil.copytree(comparison, begun)
     shutil.rmtree(begun / "runs" / "fedavg")
-    assert main(["clock", str(begun), "--out", str(tmp_path / "f.json")]) == 0
+    assert main(["clock", str(begun)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "FedAvg - - - - - -" in said and "the target (FedAvg has none yet)" in said
-    figures = json.loads((tmp_path / "f.json").read_text(), parse_constant=pytest.fail)
+    assert main(["clock", str(begun), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert figures["target"] is None and figures["rows"][0]["seconds_per_round"] is None
-    assert main(["clock", str(begun), "--out", str(tmp_path / "no" / "f.json")]) == 2
-    assert "no such folder to write it to" in capsys.readouterr().err
 
 
 def test_the_doctor_goes_on_after_what_is_not_readable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,13 +205,13 @@ def test_a_run_does_not_go_on_with_another_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["partition", "--clients", "4", "--iid", "--out", "p.json"]) == 0
+    assert main(["partition", "--clients", "4", "--iid", "--parts", "p.json"]) == 0
     (tmp_path / "run.toml").write_text('rounds = 1\npartition = { name = "file", path = "p.json" }\n')
     assert main(["run", "--config", "run.toml", "--model", "mlp", "--quiet", "--out", "x"]) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["resume", str(tmp_path / "x"), "--quiet"]) == 0  # its paths are from the root
     monkeypatch.chdir(tmp_path)
-    assert main(["partition", "--clients", "4", "--iid", "--seed", "1", "--out", "p.json"]) == 0
+    assert main(["partition", "--clients", "4", "--iid", "--seed", "1", "--parts", "p.json"]) == 0
     assert main(["resume", "x", "--quiet"]) == 2
     assert "who holds which rows, are not what they were" in capsys.readouterr().err

@@ -109,5 +109,5 @@ def test_bad_fleets_are_named() -> None:
         draw("lt", 10, 0, RESNET18)
     with pytest.raises(cl.ContractError, match="clients = 0"):
         draw("lte", 0, 0, RESNET18)
-    with pytest.raises(cl.ContractError, match="devices = '10 of them': expected 12"):
+    with pytest.raises(cl.ContractError, match="profile = '10 of them': expected 12"):
         check_devices(draw("lte", 10, 0, RESNET18), 12)

@@ -121,7 +121,7 @@ def test_the_tuned_values_of_each_method() -> None:
     for name, T in tasks.items():
         assert [of(name, label).local_steps for label in fixed] == [T] * 3
         assert of(name, "FedAvg").local_steps is None
-    both = of(hundred, "FedNAR + SMoFi")
+    both = of(hundred, "FedNAR + SMoFi + FedAvgM")
     assert (both.local["name"], both.scheme["name"], both.update["beta"]) == ("fednar", "smofi", 0.5)
 
 
@@ -144,5 +144,7 @@ def test_the_table_of_cyclesl(name: str, batch: int, lr: float, rounds: int, cut
 def test_unknown_names_are_told_the_nearest() -> None:
     with pytest.raises(ContractError, match="did you mean 'smofi-cifar10'"):
         preset("smofi-cifar-10")
-    with pytest.raises(ContractError, match="did you mean 'SMoFi'"):
-        preset("demo").method("SMoFI")
+    with pytest.raises(ContractError, match="did you mean 'SFLV2'"):
+        preset("demo").method("sflv3")
+    with pytest.raises(ContractError, match="unknown method of this preset 'SMoFi'"):
+        preset("demo").method("SMoFi")  # fusion alone, which the demo has not

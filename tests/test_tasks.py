@@ -87,7 +87,9 @@ def test_digits_keep_a_fifth_of_every_class_for_the_test() -> None:
 
 def test_a_task_from_a_folder_trains(tmp_path: Path) -> None:
     pixels = write_mnist(tmp_path)
-    config = parse({"task": "mnist", "data_dir": str(tmp_path), "clients": 3, "rounds": 1, "local_epochs": 1})
+    config = parse(
+        {"task": "mnist", "data_dir": str(tmp_path), "clients": 3, "rounds": 1, "local_epochs": 1, "batch_size": 8}
+    )
     x = torch.from_numpy(pixels)[:, None].float() / 255
     assert torch.allclose(load_data(config).x, (x - 0.1307) / 0.3081, atol=1e-6)
     assert next(assemble(config)).participants == 3

@@ -152,4 +152,6 @@ def later(name: str) -> Callable[[argparse.Namespace], int]:
 def near(given: str, names: Iterable[str], prefix: str = "") -> str:
     """`did you mean NAME? `, or nothing where no name is near."""
     found = difflib.get_close_matches(given, list(names), n=1, cutoff=NEAR)
-    return f"did you mean {prefix}{found[0]}? " if found else ""
+    if not found:
+        return ""
+    return f"did you mean {prefix}{found[0]}? " if prefix else f"did you mean {found[0]!r}? "

@@ -13,6 +13,7 @@ FOLDER_VARIABLE = "CUTLAYER_DATA"
 """The environment's word for where data sets lie."""
 OWN = "own"
 """The task of a person's own data."""
+SMALL = {"batch_size": 8, "rounds": 20}  # where a client may have a handful of rows
 BENCH = "Li et al. (NIID-Bench), ICDE 2022"
 
 
@@ -33,7 +34,7 @@ TASKS: dict[str, Task] = {
         "Alpaydin and Kaynak, 1998",
         "cnn",
         0,
-        {"batch_size": 8, "rounds": 20},
+        SMALL,
     ),
     "mnist": Task("handwritten digits, 28x28, 10 classes", "LeCun et al., 1998", "cnn", 1),
     "fashion_mnist": Task("clothes, 28x28, 10 classes", "Xiao et al., 2017", "cnn", 1),
@@ -44,7 +45,7 @@ TASKS: dict[str, Task] = {
     "celeba": Task("faces by celebrity, smiling or not, 84x84", LEAF, "celeba_cnn", 1),
     "shakespeare": Task("the next character of 80, by role, 80 symbols; no test rows", LEAF, "leaf_lstm", 1),
     "speech_commands": Task("spoken words by speaker, as 32x32 log-mel pictures", "Warden, 2018", "vgg11", 2),
-    OWN: Task("your own: --data FOLDER, FILE.npz or FILE.parquet", "-", "resnet", 1),
+    OWN: Task("your own: --data FOLDER, FILE.npz or FILE.parquet", "-", "resnet", 1, SMALL),
 }
 
 PARTITIONS: dict[str, Part] = {

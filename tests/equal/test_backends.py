@@ -21,9 +21,8 @@ from cutlayer.cohorts.local import LocalCohort
 from cutlayer.data.rows import Rows
 from cutlayer.data.source import View
 from cutlayer.data.transform import Pixels
-from cutlayer.registry import SCHEMES
+from cutlayer.registry import SCHEMES, build
 from cutlayer.schemes import Scheme
-from cutlayer.registry import build
 from tests.equal.compare import EXACT, OPTIMIZERS
 from tests.equal.naive import difference, small_clients, small_model
 from tests.faults.cohort import Fault, FaultyCohort

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import cutlayer as cl
 from cutlayer.models import resnet
-from cutlayer.registry import SCHEMES
 from cutlayer.ranks import join, leave
+from cutlayer.registry import SCHEMES
 
 SHAPE = (1, 8, 8)
 SPREAD = ("fedavg", "sflv1", "smofi", "psl")
