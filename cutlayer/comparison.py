@@ -54,7 +54,7 @@ class Comparison:
         return [(m, seed) for seed in self.seeds for m in self.methods]
 
     def dump(self) -> str:
-        methods = [{"label": m.label, **m.changes} for m in self.methods]
+        methods = [{"label": m.label, **({"name": m.name} if m.name else {}), **m.changes} for m in self.methods]
         return tomli_w.dumps({"seeds": list(self.seeds), "base": dict(self.base), "methods": methods})
 
     @classmethod
@@ -69,8 +69,8 @@ class Comparison:
         methods = []
         for entry in entries:
             expect(isinstance(entry, Mapping) and "label" in entry, "methods", entry, "a table with a label")
-            changes = {key: value for key, value in entry.items() if key != "label"}
-            methods.append(Method(str(entry["label"]), changes))
+            changes = {key: value for key, value in entry.items() if key not in ("label", "name")}
+            methods.append(Method(str(entry["label"]), changes, name=str(entry.get("name", ""))))
         return cls(dict(base), methods, seeds)
 
 

@@ -14,6 +14,7 @@ from cutlayer.cut import blocks_of, device_of
 from cutlayer.errors import RoundAbandoned
 from cutlayer.flat import Half, Vectors
 from cutlayer.lazy import Lazy
+from cutlayer.progress import Display
 from cutlayer.records import Global, Round
 from cutlayer.round import Engine
 from cutlayer.setup import Setup
@@ -22,17 +23,36 @@ from cutlayer.setup import Setup
 class Run(Iterator[Round]):
     """A training under way: iterate it for the rounds; `state` and `model` are those after the last one."""
 
-    def __init__(self, model: nn.Module, setup: Setup, state: Global, target: float | None) -> None:
+    def __init__(
+        self, model: nn.Module, setup: Setup, state: Global, target: float | None, progress: bool = False
+    ) -> None:
         self._model, self._target, self._reached = model, target, False
+        self._progress = progress
+        self._display: Display | None = None
         self._engine = Engine(setup)
         self.setup, self.state = setup, state
 
     def __next__(self) -> Round:
         if self.finished:
             raise StopIteration
-        self.state, record = self._played()
+        if self._progress and self.setup.team.root and self._display is None:
+            label = getattr(self.setup.scheme, "name", type(self.setup.scheme).__name__)
+            self._display = Display(str(label), self.setup.rounds, self.state.n)
+        try:
+            self.state, record = self._played()
+        except BaseException:
+            self._close()
+            raise
         self._reached = self._at_target(record)
+        if self._display is not None:
+            self._display.show(record)
+        if self._reached or record.n >= self.setup.rounds:
+            self._close()
         return record
+
+    def _close(self) -> None:
+        if self._display is not None:
+            self._display.close()
 
     def _played(self) -> tuple[Global, Round]:
         """The next round. Where clients come and go, one that too few finished is tried again."""

@@ -84,6 +84,7 @@ def rounds(
     autocast: Literal["bfloat16"] | None = None,
     device: str | torch.device = "cpu",
     target: float | None = None,
+    progress: bool = False,
 ) -> Run:
     """The training of `train`, as a stream of Round records.
 
@@ -204,7 +205,7 @@ def rounds(
         need=lambda: count()(group or share),
         seed=seed,
     )
-    return Run(model, setup, start, target)
+    return Run(model, setup, start, target, progress)
 
 
 def _possible_elsewhere(scheme: Scheme, team: Team, tests: bool) -> None:
@@ -304,6 +305,7 @@ def train(*arguments: Any, **named: Any) -> Result:
     autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay
     ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
     target          stop once the test accuracy is at least this
+    progress        show how far it is: a bar on a terminal or in a notebook, a line now and then in a log
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
                     a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
     seed, shuffle, device, loss, evaluate_every

@@ -9,7 +9,21 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
-    {"errors", "_version", "files", "nested", "lazy", "workers", "team", "pack", "line", "ranks", "heap", "registry"},
+    {
+        "errors",
+        "_version",
+        "progress",
+        "files",
+        "nested",
+        "lazy",
+        "workers",
+        "team",
+        "pack",
+        "line",
+        "ranks",
+        "heap",
+        "registry",
+    },
     {"extras", "net", "terms", "own"},
     {"rng", "cut", "feed", "waves", "kept"},
     {"flat", "macs", "data", "models", "devices", "clock", "correlation", "cut_costs"},

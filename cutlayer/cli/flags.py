@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from cutlayer.cli.parser import PLACE, section
+from cutlayer.cli.parser import PLACE, Parser, section
 from cutlayer.config import TABLES, Config
 from cutlayer.errors import ContractError
 from cutlayer.registry import PROFILES, TASKS, Takes
@@ -65,6 +65,8 @@ def add_config(
     for table in (table for table in TABLES if table in only):
         title = f"parameters of --{table.replace('_', '-')}"
         group = section(parser, table, title, shown=False)
+        if isinstance(parser, Parser):
+            parser.takes[f"--{table.replace('_', '-')}"] = {name: list(p.takes) for name, p in TABLES[table].items()}
         for name, owners in _parameters(table).items():
             _parameter(group, table, name, owners, table in hidden)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cutlayer.cli.output import console
-from cutlayer.cli.progress import Plain
+from cutlayer.progress import Plain
 
 if TYPE_CHECKING:
     from cutlayer.experiment import Experiment

@@ -7,11 +7,9 @@ import json
 import sys
 from typing import Any
 
-from rich.console import Console
+from cutlayer.progress import console
 
-console = Console(highlight=False)
-if not console.is_terminal:
-    console = Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
+__all__ = ["add_json", "console", "print_json"]
 
 
 def add_json(command: argparse.ArgumentParser, what: str) -> None:

@@ -68,6 +68,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**kwargs)
         self.sections: dict[str, argparse._ArgumentGroup] = {}
         self.hidden: set[str] = set()  # sections that --help leaves out
+        self.takes: dict[str, dict[str, list[str]]] = {}  # of --scheme and the like: the parameters of each part
         self._words: list[str] = []
         self._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$|^-inf$|^-nan$")
         self.add_argument("-h", "--help", action=Help)
@@ -114,17 +115,24 @@ class Parser(argparse.ArgumentParser):
         """What is near it: of a part's parameters, only that part's."""
         flags = [flag for action in self._all_actions() for flag in action.option_strings]
         part, dot, name = given.partition(PLACE)
-        if dot and part in flags:
-            known = sorted({flag.partition(PLACE)[2] for flag in flags if flag.startswith(part + PLACE)})
+        parts = next((p.takes[part] for p in self._chosen() if part in p.takes), None) if dot else None
+        if parts is not None:
+            after = [word for word, flag in zip(self._words[1:], self._words, strict=False) if flag == part]
+            one = after[-1] if after and after[-1] in parts else None
+            known = sorted(parts[one] if one else {parameter for takes in parts.values() for parameter in takes})
+            whose = f"{part} {one}" if one else part
             hint = near(name, known, prefix=part + PLACE)
-            return f"unknown flag {given}: {hint}parameters of {part}: {', '.join(known) or 'none'}"
+            return f"unknown flag {given}: {hint}parameters of {whose}: {', '.join(known) or 'none'}"
         hint = near(given.lstrip("-"), (flag.lstrip("-") for flag in flags if PLACE not in flag), prefix="--")
         return f"unknown flag {given}" + (f": {hint.rstrip()}" if hint else "")
 
-    def _all_actions(self) -> list[argparse.Action]:
+    def _chosen(self) -> list[Parser]:
+        """This one, and that of the command that was given."""
         nested = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
-        chosen = [p for a in nested for p in a.choices.values() if p.prog.split()[-1] in self._words[:1]]
-        return [*self._actions, *(action for parser in chosen for action in parser._actions)]
+        return [self, *(p for a in nested for p in a.choices.values() if p.prog.split()[-1] in self._words[:1])]
+
+    def _all_actions(self) -> list[argparse.Action]:
+        return [action for parser in self._chosen() for action in parser._actions]
 
 
 def section(parser: argparse.ArgumentParser, key: str, title: str, shown: bool) -> argparse._ArgumentGroup:
