@@ -21,8 +21,8 @@ class TornJournal(UserWarning):
 def append(path: Path, record: Round) -> None:
     """Add a round, on disk when this returns."""
     new = not path.exists()
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_line(record))
+    with path.open("ab") as file:
+        file.write(_line(record).encode())
         file.flush()
         os.fsync(file.fileno())
     if new:

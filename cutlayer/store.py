@@ -29,7 +29,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cutlayer.errors import StoreError
-from cutlayer.files import sync, write_aside
+from cutlayer.files import move, sync, write_aside
 from cutlayer.flat import Vectors
 from cutlayer.kept import Kept, Parcel
 from cutlayer.records import Global
@@ -127,7 +127,7 @@ def save(run: Path, state: Global) -> None:
         "kept": kept,
     }
     write_aside(aside / "manifest.json", json.dumps(manifest, indent=1).encode())
-    aside.replace(final)
+    move(aside, final)
     sync(folder)
     for old in sorted(folder.glob("[0-9]*"))[:-KEEP]:
         shutil.rmtree(old)
