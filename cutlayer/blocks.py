@@ -56,7 +56,7 @@ def digest(run: Run) -> str:
 def read(run: Path) -> Blocks:
     path = run / FILE
     try:
-        return Blocks(**json.loads(path.read_text()))
+        return Blocks(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         raise StoreError(f"{path}: no such file; expected the folder of a run") from error
     except (ValueError, TypeError) as error:

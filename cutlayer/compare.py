@@ -81,7 +81,7 @@ def _progress(out: Path, before: Progress) -> Progress:
         return before
     journal = path / "journal.jsonl"
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-    accuracy = json.loads(lines[-1])["accuracy"] if lines else None
+    accuracy = json.loads(lines[-1]).get("accuracy") if lines else None
     summary = store.read_summary(path)
     return replace(before, done=len(lines), accuracy=accuracy, status=summary["status"] if summary else "running")
 

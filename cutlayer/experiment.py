@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from cutlayer import blocks, journal, sharing, store
+from cutlayer import blocks, heap, journal, sharing, store
 from cutlayer import config as text
 from cutlayer._version import __version__
 from cutlayer.clock import Clock
@@ -247,10 +246,10 @@ def read_config(out: Path) -> Config:
         raise ContractError(f"{error}. A part of your own? Resume the run in the program that registers it") from error
 
 
-def _peak_memory() -> float:
-    """Of this process so far, data and all; a memory-mapped cache counts as far as it was read."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if platform.system() == "Darwin" else 2**10)
+def _peak_memory() -> float | None:
+    """Of this process so far, data and all, in MiB; None where nobody counts it."""
+    peak = heap.peak()
+    return None if peak is None else peak / 2**20
 
 
 def load(path: str | Path) -> nn.Module:

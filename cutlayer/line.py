@@ -67,8 +67,9 @@ class Bridge:
 
     @staticmethod
     def possible(agree: Callable[[object], list[object]]) -> bool:
-        """All ranks on one machine, whose processor keeps the order of writes, and a file system in memory."""
-        fit = platform.machine() in ("x86_64", "AMD64") and os.access(SHARED, os.W_OK)
+        """All ranks on one machine, whose processor keeps the order of writes, with a file system in memory, and where
+        one can see whether the others live."""
+        fit = platform.machine() in ("x86_64", "AMD64") and os.access(SHARED, os.W_OK) and _lives(os.getpid())
         return len(set(agree(f"{socket.gethostname()} {_boot()}"))) == 1 and all(agree(fit))
 
     def begin(self, totals: Sequence[Tensor]) -> None:
@@ -139,7 +140,7 @@ class Bridge:
 def _lives(pid: int) -> bool:
     """Whether a process of this machine still runs; one that has ended and waits to be buried does not."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state not in "ZX"
@@ -147,6 +148,6 @@ def _lives(pid: int) -> bool:
 
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
         return "unknown"

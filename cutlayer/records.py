@@ -23,37 +23,73 @@ from cutlayer.workers import Workers
 
 @dataclass(frozen=True)
 class Round:
-    """The record of one round."""
+    """The record of one round. Every field but `n` may be missing in a journal of another version, so has a default.
+
+    >>> Round(n=3, accuracy=0.912, loss=0.3121, participants=12, steps=240, bytes_up=1_468_006, seconds=0.8)
+    Round 3: accuracy 91.20 %, loss 0.312, 12 clients, 240 steps, 1.4 MiB, 0.8 s
+    """
 
     n: int
-    accuracy: float | None  # with a test set per client: pooled over all clients
-    loss: float | None
-    f1: float | None
-    mcc: float | None
-    auc: float | None
-    metric: float | None  # the caller's own
-    participants: int  # clients that finished the round
-    skipped: int  # selected, but without a full batch
-    lost: int  # opened, but silent before the end
-    steps: int
-    samples: int
-    bytes_up: int
-    bytes_down: int
-    macs_client: int
-    macs_server: int
-    sim_seconds: float | None
-    seconds: float
-    drift_client: float | None  # mean distance of the halves to their mean, before averaging; None: played in groups
-    drift_server: float | None
-    train_loss: float | None
-    clip_rate: float | None  # share of the gradients that the local rule clipped
-    lr: float
-    cut: int
-    clients: tuple[int, ...]  # who finished it
-    client_steps: tuple[int, ...]  # and with how many steps
-    client_samples: tuple[int, ...]  # and samples
+    accuracy: float | None = None  # with a test set per client: pooled over all clients
+    loss: float | None = None
+    f1: float | None = None
+    mcc: float | None = None
+    auc: float | None = None
+    metric: float | None = None  # the caller's own
+    participants: int = 0  # clients that finished the round
+    skipped: int = 0  # selected, but without a full batch
+    lost: int = 0  # opened, but silent before the end
+    steps: int = 0
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    macs_client: int = 0
+    macs_server: int = 0
+    sim_seconds: float | None = None
+    seconds: float = 0.0
+    drift_client: float | None = None  # mean distance of the halves to their mean, before averaging; None: in groups
+    drift_server: float | None = None
+    train_loss: float | None = None
+    clip_rate: float | None = None  # share of the gradients that the local rule clipped
+    lr: float | None = None  # None, as with the cut: the journal does not say
+    cut: int | None = None
+    clients: tuple[int, ...] = ()  # who finished it
+    client_steps: tuple[int, ...] = ()  # and with how many steps
+    client_samples: tuple[int, ...] = ()  # and samples
     series: Mapping[str, Series] = field(default_factory=dict)  # with a test set per client: sampled, ever, all
     faults: tuple[str, ...] = ()  # over a network: who left the round, or an attempt at it, and why
+    more: Mapping[str, Any] = field(default_factory=dict)  # what a newer version has written down beside these
+
+    def __repr__(self) -> str:
+        scores = {"loss": self.loss, "metric": self.metric}
+        parts = [
+            *([] if self.accuracy is None else [f"accuracy {100 * self.accuracy:.2f} %"]),
+            *(f"{name} {value:.3g}" for name, value in scores.items() if value is not None),
+            counted(self.participants, "client"),
+            *(f"{many:,} {what}" for what, many in (("skipped", self.skipped), ("lost", self.lost)) if many),
+            *([counted(len(self.faults), "fault")] if self.faults else []),
+            counted(self.steps, "step"),
+            _size(self.bytes_up + self.bytes_down),
+            f"{self.seconds:,.1f} s" if self.seconds >= 0.1 else f"{1000 * self.seconds:.0f} ms",
+        ]
+        return f"Round {self.n}: {', '.join(parts)}"
+
+
+def counted(many: int, what: str) -> str:
+    """So many of something, in words.
+
+    >>> counted(1, "client"), counted(1200, "step")
+    ('1 client', '1,200 steps')
+    """
+    return f"{many:,} {what}{'' if many == 1 else 's'}"
+
+
+def _size(many: int) -> str:
+    """So many bytes, in words."""
+    if many < 2**10:
+        return f"{many} B"
+    power = min((many.bit_length() - 1) // 10, 4)
+    return f"{many / 2 ** (10 * power):,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
 TUPLES = ("clients", "client_steps", "client_samples", "faults")  # of a Round: lists, once they were written as JSON

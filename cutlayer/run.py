@@ -15,7 +15,7 @@ from cutlayer.errors import RoundAbandoned
 from cutlayer.flat import Half, Vectors
 from cutlayer.lazy import Lazy
 from cutlayer.progress import Display
-from cutlayer.records import Global, Round
+from cutlayer.records import Global, Round, counted
 from cutlayer.round import Engine
 from cutlayer.setup import Setup
 
@@ -31,6 +31,18 @@ class Run(Iterator[Round]):
         self._display: Display | None = None
         self._engine = Engine(setup)
         self.setup, self.state = setup, state
+
+    def __repr__(self) -> str:
+        s, (lo, hi) = self.setup, self.setup.cuts
+        parts = [
+            f"{self.state.n} of {counted(s.rounds, 'round')}",
+            *(["finished"] if self.finished else []),
+            type(s.scheme).__name__,
+            counted(len(s.sizes), "client"),
+            f"cut {lo}" if lo == hi else f"cut {lo} to {hi}",
+            counted(len(self.state.W.w), "parameter"),
+        ]
+        return f"Run: {', '.join(parts)}"
 
     def __next__(self) -> Round:
         if self.finished:
@@ -126,3 +138,14 @@ class Result:
     model: nn.Module
     history: list[Round]
     clients: Sequence[nn.Module] = ()
+
+    def __repr__(self) -> str:
+        scored = [(record.accuracy, -record.n) for record in self.history if record.accuracy is not None]
+        (best, n), (final, _) = max(scored, default=(0.0, 0)), scored[-1] if scored else (0.0, 0)
+        parts = [
+            counted(len(self.history), "round"),
+            *([f"best accuracy {100 * best:.2f} % in round {-n}", f"final {100 * final:.2f} %"] if scored else []),
+            counted(sum(weight.numel() for weight in self.model.parameters()), "parameter"),
+            *([counted(len(self.clients), "personal model")] if len(self.clients) else []),
+        ]
+        return f"Result: {', '.join(parts)}"

@@ -13,10 +13,8 @@ A checkpoint is written aside, synced, then renamed: it is there whole or not at
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -24,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from cutlayer.errors import StoreError
-from cutlayer.files import sync, write_aside
+from cutlayer.files import move, sync, write_aside
 from cutlayer.flat import Vectors
 from cutlayer.kept import Kept, Parcel
 from cutlayer.records import Global
@@ -85,24 +84,23 @@ class Lock:
     """A folder claimed by this process: until it is closed or forgotten, or the process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        if not folder.is_dir():
+            raise StoreError(f"{folder}: no such folder")
+        self._lock = FileLock(folder / ".lock", thread_local=False)  # any thread may close it
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            self._lock.acquire(blocking=False)
+        except Timeout as error:
             raise StoreError(f"{folder}: another process is training here") from error
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be locked: {error}") from error
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        self._lock.release(force=True)
 
     def __enter__(self) -> Lock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
 
@@ -129,7 +127,7 @@ def save(run: Path, state: Global) -> None:
         "kept": kept,
     }
     write_aside(aside / "manifest.json", json.dumps(manifest, indent=1).encode())
-    aside.replace(final)
+    move(aside, final)
     sync(folder)
     for old in sorted(folder.glob("[0-9]*"))[:-KEEP]:
         shutil.rmtree(old)

@@ -7,11 +7,10 @@ torchrun ... -m cutlayer.bench.child ranks MODEL
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from dataclasses import replace
-from pathlib import Path
 
+from cutlayer import heap
 from cutlayer.bench.cases import Case
 from cutlayer.bench.sections import ranked, run
 from cutlayer.ranks import join, leave
@@ -19,25 +18,17 @@ from cutlayer.ranks import join, leave
 WIDE = Case("wide", "mlp", (8,), 10, 0, 4, 4, 2, (("width", 1536), ("depth", 4)))
 
 
-def peak(scheme: str, clients: int) -> dict[str, float]:
+def peak(scheme: str, clients: int) -> dict[str, int | None]:
     """The highest memory of this process after two rounds, with a small front and a wide back."""
     ours = run(replace(WIDE, clients=clients), scheme, threads=1, backend="loop")
     next(ours)
     next(ours)
     W_c, W_s = ours.state.W.split(ours.setup.offsets[0])
     return {
-        "peak": high_water(),
+        "peak": heap.peak(),
         "server_parameters": len(W_s.w),
         "client_parameters": len(W_c.w),
     }
-
-
-def high_water() -> float:
-    """The most memory this process has had. (The usual figure would count that of the process that started it.)"""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return 1024 * float(status.read_text().split("VmHWM:")[1].split()[0])
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ def memory(quick: bool) -> Iterator[Row]:
     with ThreadPoolExecutor(cores()) as pool:  # nothing is timed here
         for scheme, aim in (("smofi", 8.0), ("fedavg", None))[: 1 if quick else 2]:
             less, more = pool.map(_peak, (scheme, scheme), (few, many))
-            grown = (more["peak"] - less["peak"]) / (many - few) / less["server_parameters"]
+            counted = less["peak"] is not None and more["peak"] is not None
+            grown = (more["peak"] - less["peak"]) / (many - few) / less["server_parameters"] if counted else None
             yield {"scheme": scheme, "bytes_per_parameter_and_client": grown, "aim": aim}
 
 
@@ -221,6 +222,6 @@ def _child(command: list[str]) -> dict[str, Any]:
 def machine() -> Row:
     """Where the figures come from."""
     about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.exists() else []
+    lines = about.read_text(encoding="utf-8", errors="replace").splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {"processor": names[0] if names else platform.machine(), "cores": cores(), "torch": torch.__version__}

@@ -7,7 +7,7 @@ python -m cutlayer.bench.wire_child clients CERTS PORT N FOLDER
 from __future__ import annotations
 
 import contextlib
-import os
+import multiprocessing
 import queue
 import sys
 import threading
@@ -21,6 +21,8 @@ from cutlayer.net import identity
 from cutlayer.net.dial import Gone, Line
 from cutlayer.net.hub import METHOD, OPTIONS
 from cutlayer.network import join
+
+START = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def echo(certs: str, port: str, bare_port: str) -> None:
@@ -46,22 +48,23 @@ def _bare(who: identity.Identity, port: str) -> None:
 
 
 def clients(certs: str, port: str, n: int, folder: str) -> None:
-    """n processes, forked from this one, each a client with one torch thread."""
+    """n processes, forked from this one where that is possible, each a client with one torch thread."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context(START)
+    crowd = [context.Process(target=_client, args=(certs, port, j, folder)) for j in range(n)]  # type: ignore[attr-defined]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+
+
+def _client(certs: str, port: str, j: int, folder: str) -> None:
     torch.set_num_threads(1)
     case = CASES["tiny-cnn"]
     model, g = case.build(), torch.Generator().manual_seed(0)
     shape = (case.batch, *case.shape)
     data = (torch.randn(shape, generator=g), torch.randint(0, case.classes, (case.batch,), generator=g))
-    children = []
-    for j in range(n):
-        pid = os.fork()
-        if pid == 0:
-            who = f"{certs}/client-{j}"
-            join(f"localhost:{port}", data, model=model, certs=who, out=f"{folder}/{j}", patience=60.0)
-            os._exit(0)
-        children.append(pid)
-    for pid in children:
-        os.waitpid(pid, 0)
+    join(f"localhost:{port}", data, model=model, certs=f"{certs}/client-{j}", out=f"{folder}/{j}", patience=60.0)
 
 
 if __name__ == "__main__":

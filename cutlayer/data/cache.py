@@ -84,7 +84,7 @@ def _save(place: Path, bundle: Bundle) -> None:
                 if array is not None:
                     np.save(aside / f"{split}.{part}.npy", array, allow_pickle=False)
                     about["sha256"][f"{split}.{part}"] = _digest(aside / f"{split}.{part}.npy")
-        (aside / "about.json").write_text(json.dumps(about))
+        (aside / "about.json").write_text(json.dumps(about), encoding="utf-8")
         try:
             aside.rename(place)
         except OSError:
@@ -96,7 +96,7 @@ def _save(place: Path, bundle: Bundle) -> None:
 
 
 def _open(place: Path) -> Bundle:
-    about = json.loads((place / "about.json").read_text())
+    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
     arrays: dict[str, Any] = {}
     for name, sha256 in about["sha256"].items():
         path = place / f"{name}.npy"

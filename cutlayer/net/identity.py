@@ -129,7 +129,7 @@ def revoke(folder: Path, *names: str) -> Path:
 
 def revoked(server: Path) -> set[str]:
     path = server / REVOKED
-    return set(path.read_text().split()) if path.exists() else set()
+    return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
 
 
 def known(folder: Path) -> list[tuple[str, datetime.datetime]]:

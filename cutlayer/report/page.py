@@ -37,7 +37,7 @@ def write(out: Path) -> tuple[Table, list[Path]]:
         "curves.png": picture,
         "table.md": table.for_markdown(figures).encode(),
         "table.json": table.for_json(figures).encode(),
-        "report.html": page(out.resolve().name, figures, picture, source.read_text()).encode(),
+        "report.html": page(out.resolve().name, figures, picture, source.read_text(encoding="utf-8")).encode(),
     }
     for name, content in files.items():
         write_aside(out / name, content)

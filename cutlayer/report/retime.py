@@ -10,6 +10,7 @@ from cutlayer import blocks, config
 from cutlayer.clock import Clock, Work, seconds, server_seconds, simulated
 from cutlayer.cut import Layout, cut_range
 from cutlayer.devices import draw
+from cutlayer.errors import StoreError
 from cutlayer.records import Round
 
 
@@ -46,6 +47,10 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     again = []
     for record in rounds:
         cut = record.cut if change.cut is None else change.cut
+        if cut is None or not len(record.clients) == len(record.client_steps) == len(record.client_samples):
+            raise StoreError(
+                f"{run}, round {record.n}: the journal does not say where the model was cut, or what each client did"
+            )
         T = dict(zip(record.clients, record.client_steps, strict=True))
         B = {j: n / T[j] for j, n in zip(record.clients, record.client_samples, strict=True)}
         work = Work(T, B, cut)

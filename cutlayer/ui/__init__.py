@@ -56,7 +56,7 @@ def shown(experiment: Experiment, service: Service, port: int) -> Iterator[str]:
 
 
 def app(experiment: Experiment, service: Service) -> Starlette:
-    page = resources.files("cutlayer.ui").joinpath("page.html").read_text()
+    page = resources.files("cutlayer.ui").joinpath("page.html").read_text(encoding="utf-8")
     headers = {"content-security-policy": NOTHING_FROM_ELSEWHERE, "cache-control": "no-store"}
 
     async def index(request: Request) -> HTMLResponse:
