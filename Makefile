@@ -5,10 +5,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := install --quiet --disable-pip-version-check --constraint constraints.txt
-export OMP_NUM_THREADS := 1
 
 .PHONY: demo test package clean
 
+demo: export OMP_NUM_THREADS := 1
 demo: .venv/installed
 	$(BIN)/cutlayer compare --preset demo --out runs/demo --overwrite
 

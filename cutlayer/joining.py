@@ -29,7 +29,7 @@ from cutlayer.own import Own
 from cutlayer.remote import Remote
 from cutlayer.terms import LOOPBACK, Limits, Say, is_port
 
-CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times in a row
+CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
 """Model and data, once the server has said what it trains."""
@@ -93,7 +93,7 @@ class Joining:
                     self.remote.anew()
                 if there:
                     alone = time.monotonic()
-                closed = closed + 1 if CLOSED in str(error) else 0
+                closed += CLOSED in str(error)  # of a name's several addresses, grpc speaks of the one it tried last
                 if self.welcome is None and closed == SUSPICIOUS:
                     expected = f"a server that knows the authority of {self.certs}, and a certificate it accepts"
                     if self.who is None:

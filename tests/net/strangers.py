@@ -47,7 +47,7 @@ def dials(who: Identity | None, name: str = "") -> Stranger:
     """Greets like any client."""
 
     def stranger(port: int) -> str:
-        line = Line(f"localhost:{port}", who)
+        line = Line(f"127.0.0.1:{port}", who)
         try:
             line.greet(words(Hello(name=name)))
             return name or "somebody"
@@ -60,16 +60,16 @@ def dials(who: Identity | None, name: str = "") -> Stranger:
 def nameless(port: int) -> str:
     """TLS, but no certificate of its own."""
     trust = grpc.ssl_channel_credentials(identity.read(certs(), NAMES[0]).ca)
-    with grpc.secure_channel(f"localhost:{port}", trust, OPTIONS) as channel:
+    with grpc.secure_channel(f"127.0.0.1:{port}", trust, OPTIONS) as channel:
         reader = Reader(GREETING)
         hello = iter(list(written("Hello", words(Hello(name=NAMES[0])))))
-        found = [reader.read(piece) for piece in channel.stream_stream(METHOD)(hello, timeout=10)]
+        found = [reader.read(piece) for piece in channel.stream_stream(METHOD)(hello, timeout=60)]
     return str(found)
 
 
 def shouts(port: int) -> str:
     """Bytes that are neither TLS nor gRPC."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(range(256)))
         found = b""
         while piece := plain.recv(4096):
