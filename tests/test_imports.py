@@ -12,7 +12,6 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {
         "errors",
         "_version",
-        "progress",
         "files",
         "nested",
         "lazy",
@@ -29,7 +28,7 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
     {"flat", "macs", "data", "models", "devices", "clock", "correlation", "cut_costs"},
     {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend", "averaging"},
     {"messages", "client", "evaluate"},
-    {"records"},
+    {"records", "progress"},
     {"schemes", "cohorts"},
     {"compose", "exchange", "inputs", "memory"},
     {"setup", "sharing", "remote"},

@@ -88,7 +88,7 @@ PARTITIONS: dict[str, Part] = {
         "cutlayer.data.partition_file:FromFile",
         "as a file says (path): .json, .npz, or a published pickle of indices",
         "-",
-        about={"path": Takes("TEXT", "", "the file")},
+        about={"path": Takes("TEXT", "", "the file that says who holds which rows")},
     ),
 }
 
