@@ -82,7 +82,8 @@ def test_sections_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--augment / --no-augment" in everything and "--autocast {bfloat16}" in everything
     assert "--small-client {skip,one_batch}" in everything
     assert "did you mean 'scheme'?" in said("run", "--help", "schemes", "nonsense")
-    assert "--scheme NAME" not in said("compare", "--help-all") and "--seed INT" not in said("compare", "--help-all")
+    both = said("compare", "--help-all")
+    assert "--scheme NAME" not in both and "--seed INT" not in both and "--scheme.alpha FLOAT" in both
 
 
 @pytest.mark.parametrize(

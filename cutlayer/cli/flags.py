@@ -55,7 +55,7 @@ def add_config(
     short: Collection[str] = SHORT,
 ) -> None:
     """One flag for every field of the config (of those named), and for every parameter of every part; `hidden`: known,
-    but not in the help. `short`: the sections that `--help` shows; `--help-all` shows the others too."""
+    but not in the help (with a dot: the parameters of that part). `short`: the sections that `--help` shows; `--help-all` shows the others too."""
     for key, (title, fields) in SECTIONS.items():
         chosen = [name for name in fields if name in only]
         group = section(parser, key, title, shown=key in short) if chosen else None
@@ -68,7 +68,7 @@ def add_config(
         if isinstance(parser, Parser):
             parser.takes[f"--{table.replace('_', '-')}"] = {name: list(p.takes) for name, p in TABLES[table].items()}
         for name, owners in _parameters(table).items():
-            _parameter(group, table, name, owners, table in hidden)
+            _parameter(group, table, name, owners, f"{table}{PLACE}" in hidden)
 
 
 def _field(group: argparse._ArgumentGroup, name: str, hidden: bool) -> None:

@@ -87,7 +87,7 @@ def add(commands: Any) -> None:
     serve.add_argument("--out", metavar="FOLDER", help="where to write (default: runs/TASK-...)")
     serve.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
     add_watching(serve)
-    flags.add_config(serve, hidden=SIMULATED)
+    flags.add_config(serve, hidden=(*SIMULATED, "partition."))
     serve.set_defaults(run=later("serve"))
     _add_join(commands)
 
