@@ -55,7 +55,8 @@ def add_config(
     short: Collection[str] = SHORT,
 ) -> None:
     """One flag for every field of the config (of those named), and for every parameter of every part; `hidden`: known,
-    but not in the help (with a dot: the parameters of that part). `short`: the sections that `--help` shows; `--help-all` shows the others too."""
+    but not in the help (with a dot: the parameters of that part). `short`: the sections that `--help` shows;
+    `--help-all` shows the others too."""
     for key, (title, fields) in SECTIONS.items():
         chosen = [name for name in fields if name in only]
         group = section(parser, key, title, shown=key in short) if chosen else None
