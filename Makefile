@@ -1,10 +1,12 @@
 # make demo    train five methods on handwritten digits and compare them
 # make test    every check: ruff, mypy, pytest
-# make package build a wheel, install it into an empty environment and run it
+# make package build a source archive, a wheel from that, install it into an empty environment and run it
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := install --quiet --disable-pip-version-check --constraint constraints.txt
+SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/*.py cutlayer/*/*.py cutlayer/*/*/*.py \
+	cutlayer/*.json cutlayer/*/*.toml cutlayer/*/*.html tests/*.py tests/*/*.py docs/*.* examples/*.py examples/*/*.py)
 
 .PHONY: demo test package clean
 
@@ -20,11 +22,18 @@ test: .venv/installed
 
 package:
 	rm -rf build/package
-	$(PYTHON) -m venv build/package
-	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/package/wheel .
-	build/package/bin/python -m pip $(INSTALL) build/package/wheel/cutlayer-*.whl
-	cd build/package && bin/cutlayer run --rounds 2 --participation 5 --out run && bin/cutlayer list schemes
-	cd build/package && ! bin/cutlayer certs init
+	$(PYTHON) -m venv build/package/tools
+	build/package/tools/bin/python -m pip $(INSTALL) hatchling
+	build/package/tools/bin/python -m hatchling build --target sdist --directory build/package/dist
+	tar -tzf build/package/dist/cutlayer-*.tar.gz | sed 's:^[^/]*/::' > build/package/held
+	@for name in $(SHIPPED); do grep -qxF "$$name" build/package/held || { echo "not in the sdist: $$name"; exit 1; }; done
+	@echo "the sdist holds $(words $(SHIPPED)) files that it must"
+	build/package/tools/bin/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+		--wheel-dir build/package/dist build/package/dist/cutlayer-*.tar.gz
+	$(PYTHON) -m venv build/package/empty
+	build/package/empty/bin/python -m pip $(INSTALL) --no-compile build/package/dist/cutlayer-*.whl
+	cd build/package && empty/bin/cutlayer run --rounds 2 --participation 5 --out run && empty/bin/cutlayer list schemes
+	cd build/package && ! empty/bin/cutlayer certs init
 
 .venv/installed: pyproject.toml constraints.txt
 	@echo "installing into .venv: a minute or two"

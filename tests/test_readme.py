@@ -31,3 +31,14 @@ def test_every_command_it_shows_parses() -> None:
         helps = pytest.raises(SystemExit) if "--help" in command else contextlib.nullcontext()
         with helps:
             parser().parse_args(command)
+
+
+def test_every_page_it_links_to_is_there() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text())
+    assert "docs/exit-codes.md" in links
+    assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_every_exit_code_has_a_line() -> None:
+    page = (README.parent / "docs" / "exit-codes.md").read_text()
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == ["0", "2", "3", "4", "130", "141", "143"]
