@@ -13,9 +13,18 @@ if TYPE_CHECKING:
     from cutlayer.records import Round
 
 FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between them
-console = Console(highlight=False)
+
+
+class _Console(Console):
+    """rich's, but whoever calls it hears that nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+console = _Console(highlight=False)
 if not console.is_terminal:
-    console = Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
+    console = _Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
 
 
 def live() -> bool:

@@ -259,3 +259,16 @@ def test_a_run_that_is_told_to_stop_says_how_to_go_on(number: signal.Signals, st
     os.kill(child.pid, number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == status and "`cutlayer resume` on the output folder goes on from here" in said
+
+
+@pytest.mark.parametrize("line", ["list", "run --help-all", "list --json"])
+def test_a_reader_that_goes_away(line: str) -> None:
+    """As in `cutlayer list | head -1`: no traceback, and the status a shell expects."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "cutlayer", *line.split()]
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

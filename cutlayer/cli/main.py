@@ -6,6 +6,8 @@ Nothing here or in the modules that add commands imports torch: help, lists and 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -57,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _terminating():
             args = parser().parse_args(arguments)
             command = args.command
-            return int(args.run(args))
+            status = int(args.run(args))
+            sys.stdout.flush()
+            return status
     except (KeyboardInterrupt, Terminated) as error:
         told = "interrupted" if isinstance(error, KeyboardInterrupt) else "told to stop"
         print(f"cutlayer: {told}; {_goes_on(command)}", file=sys.stderr)
@@ -70,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ABANDONED if isinstance(error, RoundAbandoned) else WRONG
     except OSError as error:
         if isinstance(error, BrokenPipeError):
-            sys.stderr.close()  # the reader of our output has gone: nothing more to say
+            _say_no_more()
             return PIPE
         print(f"cutlayer: error: {error}", file=sys.stderr)
         return WRONG
@@ -79,6 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from cutlayer.ranks import leave
 
             leave()
+
+
+def _say_no_more() -> None:
+    """The reader of our output has gone; what is still to be written goes nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _goes_on(command: str) -> str:

@@ -33,10 +33,7 @@ class Help(argparse.Action):
         if values and values not in parser.sections:
             names = ", ".join(parser.sections)
             parser.error(f"--help {values}: {near(values, parser.sections)}expected a section: {names}")
-        try:
-            print(parser.format_some("all" if self.everything else values or "short"), end="")
-        except BrokenPipeError:
-            sys.stderr.close()
+        print(parser.format_some("all" if self.everything else values or "short"), end="", flush=True)
         raise SystemExit(0)
 
 
