@@ -23,7 +23,7 @@ from cutlayer.net.hub import Hub, Session
 from cutlayer.own import Own
 from cutlayer.service import Service
 from cutlayer.terms import Net
-from tests.net.play import NAMES, certs, network, rows
+from tests.net.play import NAMES, SOON, certs, network, rows
 from tests.net.station import LIMITS, station
 
 DATA = rows((5,))[0]
@@ -68,19 +68,19 @@ def met(out: Path, script: Script, said: dict[str, Any] | None = None, join: Any
     def client() -> None:
         try:
             dial = functools.partial(cl.join, model=MODEL, certs=certs() / NAMES[0], limits=LIMITS)
-            ended.append((join or dial)(f"localhost:{hub.port}", DATA, out=out, patience=5.0))
+            ended.append((join or dial)(f"127.0.0.1:{hub.port}", DATA, out=out, patience=SOON))
         except BaseException as error:  # told to the test
             ended.append(error)
 
     thread = threading.Thread(target=client, daemon=True)
     thread.start()
-    until = time.monotonic() + 20
+    until = time.monotonic() + SOON
     while thread.is_alive() and time.monotonic() < until:
         event = hub.next(0.02)
         if event is not None and event.frame is not None:
             script(event.session, event.frame)
     hub.stop(0.1)
-    thread.join(5)
+    thread.join(SOON)
     assert ended, "the client hangs"
     return ended[0]
 

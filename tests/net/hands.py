@@ -22,7 +22,7 @@ from cutlayer.net.dial import Gone, Line
 from cutlayer.remote import Answer
 from cutlayer.terms import Limits
 from tests.faults.cohort import Fault, FaultyCohort
-from tests.net.play import NAMES, Data, certs, network
+from tests.net.play import NAMES, SOON, Data, certs, network
 
 Bend = Callable[[Answer], Iterable[Answer]]
 """What really goes out in place of a message."""
@@ -31,13 +31,13 @@ Guest = Callable[[int], Any]
 
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is lost because the machine is busy, and nobody who is gone is waited for at the end."""
-    monkeypatch.setattr("cutlayer.cohorts.net.Patience.seconds", 60.0)
+    monkeypatch.setattr("cutlayer.cohorts.net.Patience.seconds", SOON)
     monkeypatch.setattr("cutlayer.service.LINGER", 0.2)
 
 
 def dialled(port: int, name: str) -> tuple[Line, Welcome]:
     """A line to the server, greeted."""
-    line = Line(f"localhost:{port}", identity.read(certs() / name))
+    line = Line(f"127.0.0.1:{port}", identity.read(certs() / name))
     return line, read(line.greet(words(Hello())), Welcome)
 
 
@@ -53,7 +53,7 @@ def bent(
     def guest(port: int) -> None:
         line, welcome = dialled(port, NAMES[j])
         rest = (out, functional.cross_entropy, Limits(), 1.0, torch.device("cpu"), False, lambda line: None)
-        remote = Joining(f"localhost:{port}", load, certs() / NAMES[j], "", *rest)._begin(welcome)
+        remote = Joining(f"127.0.0.1:{port}", load, certs() / NAMES[j], "", *rest)._begin(welcome)
         try:
             line.reader.limit = remote.limit
             line.send("Ready", {"samples": len(data[j][1])})

@@ -18,7 +18,7 @@ from cutlayer.net.dial import Line
 from cutlayer.net.frames import Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
-from tests.net.play import NAMES, certs, scratch
+from tests.net.play import NAMES, SOON, certs, scratch
 
 HOSTS = ["localhost", "127.0.0.1"]
 Stranger = Callable[[int], str]
@@ -63,13 +63,13 @@ def nameless(port: int) -> str:
     with grpc.secure_channel(f"127.0.0.1:{port}", trust, OPTIONS) as channel:
         reader = Reader(GREETING)
         hello = iter(list(written("Hello", words(Hello(name=NAMES[0])))))
-        found = [reader.read(piece) for piece in channel.stream_stream(METHOD)(hello, timeout=60)]
+        found = [reader.read(piece) for piece in channel.stream_stream(METHOD)(hello, timeout=SOON)]
     return str(found)
 
 
 def shouts(port: int) -> str:
     """Bytes that are neither TLS nor gRPC."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as plain:
+    with socket.create_connection(("127.0.0.1", port), timeout=SOON) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(range(256)))
         found = b""
         while piece := plain.recv(4096):

@@ -21,7 +21,7 @@ from cutlayer.joining import Joined
 from cutlayer.net import dial
 from cutlayer.net.dial import Gone, Line
 from tests.faults.cohort import Fault, FaultyCohort
-from tests.net.play import NAMES, network, play, rows
+from tests.net.play import NAMES, SOON, network, play, rows
 from tests.net.test_bits import SCHEMES, same
 
 ARGUMENTS: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1}
@@ -59,6 +59,7 @@ class Breaking:
         patch.setattr("cutlayer.joining.Line", Broken)
         patch.setattr(dial, "FIRST", 0.05)
         patch.setattr(dial, "LONGEST", 0.2)
+        patch.setattr("cutlayer.service.LINGER", SOON)  # whoever was lost comes back before the end
 
 
 def once(*wanted: tuple[str, int, int]) -> Decide:
@@ -112,7 +113,7 @@ def test_a_client_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         def send(self, kind: str, words: dict[str, Any], *rest: Any) -> None:
             if kind == "Smashed" and words["at"] == [2, 1, 2, 0]:
                 fired.append(words["at"])
-                assert release.wait(20)
+                assert release.wait(SOON)
             super().send(kind, words, *rest)
 
     monkeypatch.setattr("cutlayer.joining.Line", Silent)
@@ -222,8 +223,8 @@ def test_who_comes_late_takes_part_from_then_on(tmp_path: Path, monkeypatch: pyt
     seen = threading.Event()
 
     def newcomer(port: int) -> None:
-        assert seen.wait(20)
-        join(f"localhost:{port}", rows()[3], model=network(), certs=certs() / NAMES[3], out=tmp_path, patience=20.0)
+        assert seen.wait(SOON)
+        join(f"localhost:{port}", rows()[3], model=network(), certs=certs() / NAMES[3], out=tmp_path, patience=SOON)
 
     def watch(service: Any) -> None:
         late.append(threading.Thread(target=newcomer, args=(service.hub.port,), daemon=True))
@@ -233,11 +234,11 @@ def test_who_comes_late_takes_part_from_then_on(tmp_path: Path, monkeypatch: pyt
         def waits(n: int) -> Any:
             if n == 2:
                 seen.set()
-                service.cohort._wait(4, 20.0)
+                service.cohort._wait(4, SOON)
             return muster(n)
 
         service.cohort.muster = waits
 
     played = play(tmp_path, rows()[:3], {"min_clients": 3}, watch=watch, scheme="smofi", **ARGUMENTS)
-    late[0].join(20)
+    late[0].join(SOON)
     assert [record.clients for record in played.result.history] == [(0, 1, 2), (0, 1, 2, 3)]

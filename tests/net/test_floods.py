@@ -21,7 +21,7 @@ from cutlayer.net.hub import OPTIONS, Hub
 from cutlayer.remote import Answer
 from tests.faults.cohort import Fault
 from tests.net.hands import at, bent, dialled, like, simulated, unhurried
-from tests.net.play import certs, play, rows
+from tests.net.play import SOON, certs, play, rows
 from tests.net.test_bits import same
 
 DATA = rows((8, 12, 9))  # 2, 3 and 2 steps of 4
@@ -58,19 +58,29 @@ def test_a_late_frame_may_be_longer_than_those_of_now(tmp_path: Path) -> None:
 
 def test_flooding(tmp_path: Path) -> None:
     """More than it is asked for: its step still counts, and then it is out."""
-    services: list[Any] = []
+    out = threading.Event()
+
+    def watch(service: Any) -> None:
+        drop = service.cohort._drop
+
+        def dropped(j: int, why: str, fault: bool = True) -> None:
+            drop(j, why, fault)
+            if j == BAD:
+                out.set()
+
+        service.cohort._drop = dropped
 
     def floods(answer: Answer) -> Iterable[Answer]:
         return [answer] * (50 if at(answer) == ("Smashed", 2, 1) else 1)
 
     def waits(answer: Answer) -> Iterable[Answer]:
         if at(answer) == ("Smashed", 2, 1):
-            assert any(BAD not in services[0].cohort.places or pause.wait(0.01) for _ in range(2000))
+            assert out.wait(SOON)
         return [answer]
 
-    pause, training = threading.Event(), BASE | {"rounds": 3}
+    training = BASE | {"rounds": 3}
     guests = {1: bent(1, DATA, floods, tmp_path), 2: bent(2, DATA, waits, tmp_path)}
-    played = play(tmp_path, DATA, guests=guests, watch=services.append, **training)
+    played = play(tmp_path, DATA, guests=guests, watch=watch, **training)
     assert [record.faults for record in played.result.history] == [
         (),
         ("ward-1: it sends more than it is asked for",),
@@ -135,7 +145,7 @@ def test_a_client_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def guest(port: int) -> None:
         line, _ = dialled(port, "ward-1")
         line.send("Ready", {"samples": 12})
-        while (n := opened.get(timeout=60)) > 0:
+        while (n := opened.get(timeout=SOON)) > 0:
             line.send("Smashed", {"at": [n, BAD, 0, 0]}, [torch.ones(1)])
         line.close()
 
@@ -170,7 +180,7 @@ def test_greetings_that_do_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     hub = Hub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, said: read(said, Hello), set)
     hub.start()
     who, over = identity.read(certs(), "ward-1"), threading.Event()
-    slow = Line(f"localhost:{hub.port}", who)
+    slow = Line(f"127.0.0.1:{hub.port}", who)
 
     def drips() -> None:
         while not over.wait(0.02):
@@ -179,7 +189,8 @@ def test_greetings_that_do_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     threading.Thread(target=drips, daemon=True).start()
     assert slow.receive().words == {"why": "no greeting in time"}
     over.set()
-    long = Line(f"localhost:{hub.port}", who)
+    monkeypatch.setattr("cutlayer.net.hub.PATIENCE", SOON)
+    long = Line(f"127.0.0.1:{hub.port}", who)
     with pytest.raises(Refused, match="protocol version 'xxx"):
         long.greet({"version": "x" * 60_000})
     for line in (slow, long):

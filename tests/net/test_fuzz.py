@@ -31,7 +31,7 @@ from cutlayer.net.frames import Frame, Reader, written
 from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from tests.net.fuzz import KINDS, Fuzzer
 from tests.net.hands import unhurried
-from tests.net.play import NAMES, certs, network, play, rows
+from tests.net.play import NAMES, SOON, certs, network, play, rows
 from tests.net.station import LIMITS, Station, frame_of, memory_of, played, station
 from tests.net.test_bits import same
 
@@ -258,14 +258,14 @@ def test_broken_frames_while_others_train(
     def intrude(port: int) -> None:
         who = identity.read(certs() / NAMES[3])
         trust = grpc.ssl_channel_credentials(who.ca, who.key, who.cert)
-        with grpc.secure_channel(f"localhost:{port}", trust, OPTIONS) as channel:
+        with grpc.secure_channel(f"127.0.0.1:{port}", trust, OPTIONS) as channel:
             dial = channel.stream_stream(METHOD)
             for n in range(streams):
                 first = [] if n % 4 == 0 else [hello]
                 sent = [*first, *(fuzzer.one()[1] for _ in range(per))]
                 reader, kinds = Reader(GREETING), []
                 try:
-                    kinds = [frame.kind for piece in dial(iter(sent), timeout=20) if (frame := reader.read(piece))]
+                    kinds = [frame.kind for piece in dial(iter(sent), timeout=SOON) if (frame := reader.read(piece))]
                     ended[" ".join(kinds)] += 1
                 except grpc.RpcError as error:
                     ended[error.code().name] += 1
@@ -290,7 +290,7 @@ def test_broken_frames_while_others_train(
     with caplog.at_level(logging.ERROR):
         run = play(tmp_path, rows()[:3], watch=watch, **arguments)
         gc.collect()
-    threads[0].join(20)
+    threads[0].join(SOON)
     print(f"{Counting.read_so_far:,} pieces read; streams ended: {dict(ended)}")
     assert not caplog.records, caplog.text
     assert ended.total() == streams and set(ended) == {"Refused", "Welcome"}, ended

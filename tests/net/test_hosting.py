@@ -31,7 +31,7 @@ from cutlayer.guest import Guest
 from cutlayer.joining import Joined, Joining
 from cutlayer.service import Service
 from cutlayer.terms import Limits, Net
-from tests.net.play import certs
+from tests.net.play import SOON, certs
 
 SMALL = {
     **{"model": {"name": "mlp", "width": 8}, "cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1},
@@ -100,11 +100,10 @@ def attend(
         for thread in threads:
             thread.start()
         while first and len(ended) + len(served.roster.connected) < len(data):
-            served.cohort.poll()
-            threading.Event().wait(0.01)
+            served.cohort._handle(served.hub.next(0.01))
         list(experiment)
     for thread in threads:
-        thread.join(20)
+        thread.join(SOON)
         assert not thread.is_alive(), "a client hangs"
     return Hosted(experiment.out, experiment, served, ended)
 

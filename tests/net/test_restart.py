@@ -21,7 +21,7 @@ from cutlayer.guest import Guest
 from cutlayer.joining import Joined, Joining
 from cutlayer.net import dial
 from cutlayer.terms import Limits
-from tests.net.play import NAMES, certs, rows
+from tests.net.play import NAMES, SOON, certs, rows
 
 POINTS = [["plan", 2], ["step", 2], ["report", 2], ["checkpoint", 3]]
 FLAGS = (
@@ -68,7 +68,7 @@ def test_killed_at_four_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             loss = functional.cross_entropy
             try:
                 ended[what, j] = Joining(
-                    f"localhost:{port}", guest, who, "", folder, loss, limits, 90.0, cpu, False, lambda line: None
+                    f"localhost:{port}", guest, who, "", folder, loss, limits, 2 * SOON, cpu, False, lambda line: None
                 )()
             except BaseException as error:  # told to the test
                 ended[what, j] = error
@@ -78,11 +78,11 @@ def test_killed_at_four_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         thread.start()
     command = [sys.executable, "-m", "tests.net.lives", json.dumps(jobs)]
     env = {**os.environ, "CUTLAYER_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     lives = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert lives == [*([point, -9] for point in POINTS), [None, 0], [None, 0]], done.stdout + done.stderr
     for thread in threads:
-        thread.join(20)
+        thread.join(SOON)
     check(tmp_path, ended)
 
 

@@ -22,7 +22,7 @@ from cutlayer.net.identity import Identity
 from cutlayer.remote import Answer
 from tests.faults.cohort import Fault
 from tests.net.hands import at, simulated, unhurried
-from tests.net.play import NAMES, certs, network, play, rows
+from tests.net.play import NAMES, SOON, certs, network, play, rows
 from tests.net.strangers import HOSTS, Stranger, dials, expired, nameless, others, shouts
 from tests.net.test_bits import same
 
@@ -142,7 +142,7 @@ def test_clients_that_a_server_does_not_believe(tmp_path: Path) -> None:
 
     def tries(case: str, port: int, **how: Any) -> None:
         try:
-            cl.join(f"localhost:{port}", DATA[0], model=network(), out=tmp_path / case, patience=60.0, **how)
+            cl.join(f"localhost:{port}", DATA[0], model=network(), out=tmp_path / case, patience=SOON, **how)
         except BaseException as error:
             errors[case] = error
 
@@ -248,7 +248,7 @@ def plainly(tmp_path: Path, **more: Any) -> Any:
     def guest(j: int) -> Any:
         def joins(port: int) -> Any:
             where = f"127.0.0.1:{port}"
-            return cl.join(where, DATA[j], model=model, name=NAMES[j], out=tmp_path, patience=10.0)
+            return cl.join(where, DATA[j], model=model, name=NAMES[j], out=tmp_path, patience=SOON)
 
         return joins
 

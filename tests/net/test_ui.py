@@ -26,6 +26,7 @@ from cutlayer.cohorts.greeting import Hello, words
 from cutlayer.cohorts.roster import Entry
 from cutlayer.errors import ContractError
 from cutlayer.net.dial import Line
+from tests.net.play import SOON
 from tests.net.test_hosting import NET, THREADS, Hosted, config, files, host
 
 pytestmark = pytest.mark.filterwarnings(THREADS)
@@ -91,7 +92,7 @@ def test_state_while_clients_come(tmp_path: Path) -> None:
         line = Line(f"127.0.0.1:{service.hub.port}", None)
         line.greet(words(Hello(name="ward-7")))
         line.send("Ready", {"samples": 9})
-        service.cohort._wait(1, 10.0)
+        service.cohort._wait(1, SOON)
         (client,) = ui.state(experiment, service)["clients"]
         assert client["name"] == "ward-7" and client["connected"] and client["samples"] == 9 and client["bytes"] > 0
         assert ui.state(experiment, service)["status"] == "waiting for clients: 0 of 1 are there"
@@ -105,7 +106,7 @@ def test_state_while_clients_come(tmp_path: Path) -> None:
 
 def get(url: str, **headers: str) -> tuple[int, Any, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SOON) as answer:
             return answer.status, answer.headers, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.headers, error.read().decode()
@@ -135,7 +136,7 @@ def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_only_reading(page: str, method: str) -> None:
     for path in ("/", "/state"):
-        line = http.client.HTTPConnection(page.removeprefix("http://"), timeout=10)
+        line = http.client.HTTPConnection(page.removeprefix("http://"), timeout=SOON)
         line.request(method, path, body=b"{}")
         assert line.getresponse().status == 405
         line.close()
