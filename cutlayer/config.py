@@ -288,7 +288,7 @@ def _table(field: str, given: Any) -> Spec:
 def read(path: Path) -> dict[str, Any]:
     """A TOML file as nested values."""
     try:
-        return loads(path.read_text())
+        return loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StoreError(f"{path}: no such file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from cutlayer.presets.seam import Preset
 
 
 def _demo() -> Preset:
-    text = (resources.files("cutlayer") / "presets" / "demo.toml").read_text()
+    text = (resources.files("cutlayer") / "presets" / "demo.toml").read_text("utf-8")
     given = Comparison.parse(config.loads(text))
     return Preset("five methods on the digits that ship, two minutes", "-", given, "SMoFi + FedAvgM")
 
