@@ -61,6 +61,8 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = _device(args, kwargs)
         if device.type == "meta":  # nothing is computed there
             return func(*args, **kwargs)
+        if func is torch.ops.aten.native_dropout.default:
+            return self._dropout(device, *args, **kwargs)
         if how == "without a generator":
             return self._lent(device, func, args, kwargs)
         self.used = True
@@ -70,6 +72,15 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self.number)
         return self._generators[device]
+
+    def _dropout(self, device: torch.device, input: torch.Tensor, p: float, train: bool | None) -> Any:
+        """torch's own, which takes no generator, step by step."""
+        mask = torch.ones_like(input, dtype=torch.bool, memory_format=torch.contiguous_format)
+        if train is False:
+            return input.clone(), mask
+        self.used = True
+        mask.bernoulli_(1 - p, generator=self._generator(device))
+        return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
 
     def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that takes its numbers from the device's global generator and from nowhere else, such as the

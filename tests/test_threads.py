@@ -119,6 +119,8 @@ def test_nobody_asks_the_global_generator(monkeypatch: pytest.MonkeyPatch) -> No
         train(0, scheme="cyclesfl", loss=lambda out, y: functional.cross_entropy(out + torch.rand_like(out), y))
         cl.cuts(network(), X[:4])
         cl.leakage(network(), X[:4])
+        with OwnRandomness():
+            torch.native_dropout(X, 0.5, True)
     assert torch.equal(before, torch.get_rng_state())
 
 
