@@ -69,11 +69,13 @@ class Config(BaseModel):
         lt=1,
         description="share of a client's rows it is tested on: cyclesl, and tasks without test rows",
     )
-    rounds: int = Field(10, description="communication rounds")
-    participation: int | float = Field(1.0, description="clients per round: a rate (0.2), or a number (6)")
-    batch_size: int = Field(32, description="samples per step")
-    local_epochs: int = Field(5, description="passes over a client's data per round")
-    local_steps: int | None = Field(None, description="steps per round instead of epochs")
+    rounds: int = Field(10, description="communication rounds, at least 1")
+    participation: int | float = Field(
+        1.0, description="clients per round: a rate above 0 and up to 1 (0.2), or a number (6)"
+    )
+    batch_size: int = Field(32, description="samples per step, at least 1")
+    local_epochs: int = Field(5, description="passes over a client's data per round, at least 1")
+    local_steps: int | None = Field(None, description="steps per round instead of epochs, at least 1")
     last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
     small_client: Literal["skip", "one_batch"] | None = Field(
         None, description="a client with less than one batch (default: skip; in smofi with --local-steps one_batch)"
@@ -95,7 +97,7 @@ class Config(BaseModel):
         description="send: with the smashed data; stay: the last block is the client's too, and labels and loss never "
         "leave it (the U-shape)",
     )
-    noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm")
+    noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm, at least 0")
     kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
     profile: str = Field(
         "alike",
@@ -106,11 +108,11 @@ class Config(BaseModel):
     sequential: Literal["strict", "paper_like"] = Field(
         "strict", description="simulated seconds of SFLV2: clients strictly in turn, or only the server's work"
     )
-    evaluate_every: int = Field(1, description="rounds between evaluations")
-    target: float | None = Field(None, description="stop once the test accuracy is at least this")
+    evaluate_every: int = Field(1, description="rounds between evaluations, at least 1")
+    target: float | None = Field(None, description="stop once the test accuracy is at least this, above 0 and up to 1")
     seed: int = Field(0, description="seed of everything random")
     init: str | None = Field(None, description="warm start: a model.safetensors to begin from")
-    train_rows: int | None = Field(None, description="use this many of the training rows, drawn at random")
+    train_rows: int | None = Field(None, description="use this many of the training rows, drawn at random, at least 1")
     data_dir: str | None = Field(None, description="folder of data sets (default: the variable CUTLAYER_DATA)")
     checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
     backend: Literal["auto", "loop", "stacked"] = Field(
@@ -128,7 +130,7 @@ class Config(BaseModel):
         description="MiB for a round's weights, gradients and activations: clients then train in groups where the "
         "scheme allows it, and what cannot fit is refused at once",
     )
-    threads: int | None = Field(None, description="clients computed side by side (default: one per core)")
+    threads: int | None = Field(None, description="clients computed side by side, at least 1 (default: one per core)")
     autocast: Literal["bfloat16"] | None = Field(
         None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,9 @@ if not console.is_terminal:
 
 
 def live() -> bool:
-    """Whether something can be drawn over and over."""
-    return console.is_terminal or console.is_jupyter
+    """Whether something can be drawn over and over: on a terminal, and in a notebook that has widgets."""
+    widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    return console.is_terminal or widgets
 
 
 def bars(quiet: bool = False) -> Progress:
