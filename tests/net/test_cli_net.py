@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cutlayer import hosting, service, store
-from cutlayer.cli import serve
 from cutlayer.cli.main import main
+from cutlayer.cli.work import serve
 from cutlayer.joining import Joining
 from cutlayer.net import dial, identity
 from cutlayer.net.hub import Hub
@@ -276,7 +276,8 @@ def test_a_whole_run(said: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(codes.values()) == [0, 0] and broken.fired == [("ward-1", 1, 2)]
     out, err = said()
     for words in (
-        "own: 2 rounds; scheme smofi(",
+        "own: clients on other machines, 2 rounds",
+        "smofi (alpha -0.1, ",
         f"listening on {server} (mutual TLS); waiting for 2 clients\n",
         "round 1: ward-1: ",
         "best accuracy ",
@@ -361,9 +362,10 @@ def test_rows_are_exported(said: Output) -> None:
 
 
 def test_bench_of_frames(said: Output) -> None:
-    assert run("bench --net --only frames --out frames.json") == 0
+    assert run("bench --net --only frames") == 0
     assert "overhead percent" in said()[0]
-    found = json.loads(Path("frames.json").read_bytes())["frames"]
+    assert run("bench --net --only frames --json") == 0
+    found = json.loads(said()[0])["frames"]
     assert [row["KiB"] for row in found] == [64, 1024, 16384]
     assert all(0 < row["overhead_percent"] < row["aim_percent"] == 1.0 for row in found)
     assert run("bench --net --only frame") == 2 and "unknown section 'frame': did you mean 'frames'?" in said()[1]
