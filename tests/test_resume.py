@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,6 +20,7 @@ from cutlayer import files, journal, store
 from cutlayer.cli.main import main
 from cutlayer.config import Config
 from cutlayer.experiment import Experiment, load
+from tests.forks import forked
 
 BASE: dict[str, Any] = {
     "model": {"name": "mlp", "width": 16},
@@ -215,21 +213,19 @@ def test_kill_9_and_resume_from_the_command_line(tmp_path: Path) -> None:
     """Killed three times at whatever moment it is in, then resumed to the end."""
     flags = ["--model", "mlp", "--clients", "8", "--rounds", "12", "--train-rows", "600", "--local-epochs", "1"]
     flags += ["--update", "fedavgm", "--quiet"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "cutlayer"]
     assert main(["run", *flags, "--out", str(tmp_path / "whole")]) == 0
     out = tmp_path / "cut"
-    arguments: list[Any] = ["run", *flags, "--out", out]
+    arguments = ["run", *flags, "--out", str(out)]
     for kill in range(3):
-        process = subprocess.Popen([*command, *arguments], env=environment)
-        written = out / "journal.jsonl"
-        while process.poll() is None and not (written.exists() and written.read_bytes().count(b"\n") > 3 * kill + 1):
-            time.sleep(0.005)
-        time.sleep(0.003 * kill)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        arguments = ["resume", out, "--quiet"]
-    assert main([str(word) for word in arguments]) == 0
+        with forked(main, arguments) as process:
+            written = out / "journal.jsonl"
+            while not (written.exists() and written.read_bytes().count(b"\n") > 3 * kill + 1):
+                assert not process.ended, process.err
+            time.sleep(0.003 * kill)
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+        arguments = ["resume", str(out), "--quiet"]
+    assert main(arguments) == 0
     assert sha(out) == sha(tmp_path / "whole")
     assert without_clock(out) == without_clock(tmp_path / "whole")
 

@@ -1,13 +1,9 @@
-"""Plays small runs of every kind and writes down what came out: alone, or as one of the ranks of torchrun.
-
-torchrun ... -m tests.ranks.play FILE [NAME ...]     in order, and (without names) fast as well
-"""
+"""Plays small runs of every kind and writes down what came out: alone, or as one of several ranks."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -122,11 +118,8 @@ def weights(ranks: str | None) -> dict[str, list[float]]:
 
 
 def main(file: str, *names: str) -> None:
+    """As a rank: in order, and (without names) fast as well."""
     found = {"ordered": played(names, "ordered"), "fast": {} if names else weights("fast")}
     if join("ordered").root:
         Path(file).write_text(json.dumps(found))
     leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
