@@ -7,16 +7,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 
 from cutlayer.config import Config
-from cutlayer.errors import ContractError
+from cutlayer.errors import ContractError, NoEffect
 from cutlayer.registry import OWN
 
 OF_OWN_DATA = ("data_test", "x_column", "y_column", "owner_column", "layout", "image_size")
 WITHOUT_TEST = ("femnist", "shakespeare")
 Effect = tuple[str, Callable[[Config], bool], str]
-
-
-class NoEffect(UserWarning):
-    """An option was given that changes nothing in this run."""
 
 
 def _keeps(config: Config) -> bool:

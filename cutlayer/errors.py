@@ -57,6 +57,10 @@ class TransportError(CutlayerError):
     """Nobody answers, and we have waited long enough."""
 
 
+class NoEffect(UserWarning):
+    """An option was given that changes nothing in this run."""
+
+
 def kinds() -> dict[str, type[CutlayerError]]:
     """All of them by name."""
     found: dict[str, type[CutlayerError]] = {}

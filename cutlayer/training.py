@@ -23,7 +23,7 @@ from cutlayer.cohorts.seam import Cohort
 from cutlayer.compose import PROTOCOLS, brought, refuse_senseless
 from cutlayer.cut import Cut, Layout, blocks_of, cut_range, refuse_shared
 from cutlayer.devices import Device
-from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
+from cutlayer.errors import ContractError, NoEffect, expect, is_number, is_whole, unknown
 from cutlayer.evaluate import Evaluator
 from cutlayer.feed import Feed
 from cutlayer.flat import Style, half
@@ -121,10 +121,8 @@ def rounds(
             "batch by batch; expected None"
         )
     if small_client == "skip" and isinstance(chosen, Regulates):
-        raise ContractError(
-            f"small_client = 'skip': {chosen} gives a client with few samples a small batch, and skips nobody; "
-            "expected None"
-        )
+        words = f"{chosen} gives a client with few samples a small batch, and skips nobody"
+        warnings.warn(f"small_client = 'skip' has no effect here: {words}", NoEffect, stacklevel=2)
     away = clients if isinstance(clients, Elsewhere) else None
     trains = inputs.sources(clients if away is None else [away.look], start.W.w.dtype, "clients")
     tests, per_client = inputs.test_sources(test, start.W.w.dtype, len(trains))

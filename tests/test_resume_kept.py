@@ -77,7 +77,7 @@ def test_every_scheme(tmp_path: Path, scheme: str, protocol: str, optimizer: str
         {"scheme": {"name": "sflv2", "reset": "never"}, "optimizer": "adam"},
         {"scheme": {"name": "smofi", "fuse_clients": True}, "protocol": "cyclesl", "optimizer": "adam"},
         {"scheme": {"name": "sflv1", "memory": "client"}, "protocol": "cyclesl"},
-        {"scheme": {"name": "mergesfl", "select": "kl_greedy"}, "devices": "lognormal", "participation": 2},
+        {"scheme": {"name": "mergesfl", "select": "kl_greedy"}, "profile": "lognormal", "participation": 2},
         {"scheme": "psl", "model": {"name": "resnet"}, "noise": 0.1, "protocol": "cyclesl", "rounds": 3},
         {"scheme": "psl", "kept_memory": 0},
         {"scheme": "cyclepsl", "protocol": "cyclesl", "kept_memory": 0, "optimizer": "adam"},

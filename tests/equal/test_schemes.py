@@ -54,7 +54,7 @@ def arguments(task: Task, scheme: Any, optimizer: Any, server_optimizer: Any = N
         "local_epochs": task.local_epochs,
         "local_steps": task.local_steps,
         "last_batch": task.last_batch,
-        "small_client": task.small_client,
+        "small_client": None if scheme == "mergesfl" else task.small_client,  # it skips nobody
         "shuffle": False,
     }
 
