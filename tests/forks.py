@@ -26,6 +26,11 @@ class Forked:
         self._process.start()
 
     @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         return not self._process.is_alive()
 

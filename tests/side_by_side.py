@@ -1,6 +1,7 @@
 """Trainings side by side in threads, while Python's garbage collector is as busy as it can be.
 
-`python -m tests.side_by_side trainings | network` ends by itself, whatever happens: its watchdog needs no interpreter.
+`main("trainings")` and `main("network")` need a process of their own, which ends by itself, whatever happens: its
+watchdog needs no interpreter.
 
 torch's generators hold a lock while they make a Python object. If the collector runs just then and frees a tensor, it
 lets another thread go on; one that waits for the same lock then keeps the interpreter, and the process stands still.
@@ -12,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import functools
 import gc
-import sys
 import tempfile
 import threading
 import time
@@ -103,9 +103,9 @@ def started(jobs: Sequence[Callable[[], None]]) -> list[threading.Thread]:
     return threads
 
 
-if __name__ == "__main__":
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
+def main(what: str) -> None:
+    faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
     gc.callbacks.append(lambda phase, info: time.sleep(1e-4))
-    {"trainings": trainings, "network": network}[sys.argv[1]]()
+    {"trainings": trainings, "network": network}[what]()
     faulthandler.cancel_dump_traceback_later()
-    print("done")
+    print("done", flush=True)

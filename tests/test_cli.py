@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
 
 from cutlayer.cli.main import main
+from tests.forks import forked
 
 SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
 
@@ -234,21 +238,39 @@ def test_a_comparison_in_which_all_diverge_exits_with_3(tmp_path: Path) -> None:
     assert main(["compare", "--schemes", "fedavg", "smofi", *flags]) == 3
 
 
+def leading(words: list[str]) -> int:
+    """A command whose processes can be told from others; who cleans up after them is one of them."""
+    os.setsid()
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
+    return main(words)
+
+
+def members(session: int) -> list[int]:
+    """The processes of a session that compute, or could."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, _, belongs = path.read_text().rpartition(")")[2].split()[:4]
+            if int(belongs) == session and state != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     """kill -9 of a comparison leaves nobody training; resuming it gives whole runs."""
     out = tmp_path / "y"
     flags = ["--schemes", "fedavg", "smofi", "--seeds", "0", "--model", "mlp", "--clients", "6", "--rounds", "30"]
-    flags += ["--train-rows", "300"]  # short rounds: whoever goes on training would be seen to write
-    command = [sys.executable, "-m", "cutlayer", "compare", *flags, "--quiet", "--jobs", "2", "--out", str(out)]
-    parent = subprocess.Popen(command)
+    flags += ["--train-rows", "300"]  # short rounds: whoever went on training would get to the end
     journals = [out / "runs" / name / "seed-0" / "journal.jsonl" for name in ("fedavg", "smofi")]
-    while parent.poll() is None and not all(path.exists() for path in journals):
-        time.sleep(0.05)
-    parent.kill()
-    parent.wait()
-    time.sleep(1.5)
-    before = [path.read_bytes() for path in journals]
-    time.sleep(1.0)
-    assert [path.read_bytes() for path in journals] == before
+    with forked(leading, ["compare", *flags, "--quiet", "--jobs", "2", "--out", str(out)]) as parent:
+        while not all(path.exists() for path in journals):
+            assert not parent.ended, parent.err
+            time.sleep(0.01)
+        assert len(members(parent.pid)) >= 3
+        parent.kill()
+        parent.wait()
+        while members(parent.pid):
+            time.sleep(0.01)
+    assert all(len(path.read_text().splitlines()) < 30 for path in journals)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert [len(path.read_text().splitlines()) for path in journals] == [30, 30]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +14,18 @@ from torch.nn import functional
 import cutlayer as cl
 from cutlayer.rng import OwnRandomness
 from cutlayer.workers import one_thread
+from tests import side_by_side as alongside
+from tests.forks import forked
 
-ROOT = Path(__file__).parent.parent
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 
 
 @pytest.mark.parametrize("what", ["trainings", "network"])
 def test_the_collector_stops_nobody(what: str) -> None:
-    """A child process, which ends itself after a minute if it stands still."""
-    command = [sys.executable, "-W", "error", "-m", "tests.side_by_side", what]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.endswith("done\n"), done.stderr[-4000:]
+    """A process of its own, which ends itself after a minute if it stands still."""
+    with forked(alongside.main, what, strict=True) as process:
+        process.wait()
+        assert process.out.endswith("done\n"), process.err[-4000:]
 
 
 class Noise(nn.Module):
@@ -160,12 +158,14 @@ def test_what_a_dataset_draws_has_an_address() -> None:
 
 def test_torchs_threads_are_one_inside_and_the_callers_afterwards() -> None:
     """Whoever comes first or last, also in threads that were born in between."""
-    mine, seen, first, second = torch.get_num_threads(), [], threading.Event(), threading.Event()
+    mine, seen = torch.get_num_threads(), []
+    first, second, third = (threading.Event() for _ in range(3))
 
     def early() -> int:
         with one_thread():
             first.set()
             second.wait(30)
+        third.set()
         return torch.get_num_threads()
 
     def late() -> int:
@@ -173,7 +173,7 @@ def test_torchs_threads_are_one_inside_and_the_callers_afterwards() -> None:
         with one_thread():
             second.set()
             seen.append(torch.get_num_threads())
-            threading.Event().wait(0.05)  # the other one leaves first
+            third.wait(30)  # the other one leaves first
         return torch.get_num_threads()
 
     torch.set_num_threads(3)

@@ -1,7 +1,7 @@
-"""Servers that are killed: `python -m tests.net.lives '[[FLAGS, [POINT, ...]], ...]'`.
+"""Servers that are killed.
 
-Each server is started with its flags, and resumed after every point at which it kills itself with SIGKILL; a last life
-without a point finishes the run. All lives are forked from one process, so that torch is loaded once.
+Each is started with its flags, and resumed after every point at which it kills itself with SIGKILL; a last life without
+a point finishes the run. All lives are forked from one process, so that torch is loaded once.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import sklearn.metrics  # noqa: F401  # loaded before the first life
 
 from cutlayer import hosting, store
 from cutlayer.cli.main import main
@@ -81,7 +78,8 @@ def live(flags: list[str], points: list[Any]) -> None:
         print(json.dumps([point, os.waitstatus_to_exitcode(status)]), flush=True)
 
 
-if __name__ == "__main__":
-    assert hosting.FILE
-    for flags, points in json.loads(sys.argv[1]):
+def lives(jobs: Sequence[tuple[list[str], list[Any]]]) -> None:
+    """Runs one after another, as flags and points."""
+    assert hosting.FILE, "loaded before the first life"
+    for flags, points in jobs:
         live(flags, points)

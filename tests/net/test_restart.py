@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,8 @@ from cutlayer.guest import Guest
 from cutlayer.joining import Joined, Joining
 from cutlayer.net import dial
 from cutlayer.terms import Limits
+from tests.forks import forked
+from tests.net.lives import lives
 from tests.net.play import NAMES, SOON, certs, rows
 
 POINTS = [["plan", 2], ["step", 2], ["report", 2], ["checkpoint", 3]]
@@ -76,11 +75,10 @@ def test_killed_at_four_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         threads += [threading.Thread(target=client, args=(j,), daemon=True) for j in range(len(data))]
     for thread in threads:
         thread.start()
-    command = [sys.executable, "-m", "tests.net.lives", json.dumps(jobs)]
-    env = {**os.environ, "CUTLAYER_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    lives = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert lives == [*([point, -9] for point in POINTS), [None, 0], [None, 0]], done.stdout + done.stderr
+    with forked(lives, jobs, env={"CUTLAYER_CACHE": str(tmp_path / "cache")}) as process:
+        process.wait()
+        ends = [json.loads(line) for line in process.out.splitlines() if line.startswith("[")]
+        assert ends == [*([point, -9] for point in POINTS), [None, 0], [None, 0]], process.out + process.err
     for thread in threads:
         thread.join(SOON)
     check(tmp_path, ended)
