@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -239,8 +240,9 @@ def test_a_comparison_in_which_all_diverge_exits_with_3(tmp_path: Path) -> None:
 
 
 def leading(words: list[str]) -> int:
-    """A command whose processes can be told from others."""
+    """A command whose processes can be told from others; who cleans up after them is one of them."""
     os.setsid()
+    resource_tracker._resource_tracker._fd = None  # type: ignore[attr-defined]
     return main(words)
 
 
