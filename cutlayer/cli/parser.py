@@ -41,7 +41,7 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     """As wide as the terminal, at most 110."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(shutil.get_terminal_size((100, 24)).columns, 110))
+        super().__init__(prog, max_help_position=30, width=min(shutil.get_terminal_size((110, 24)).columns, 110))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """`--scheme.hist_norm {count,weights}`: the first spelling is enough, and --x / --no-x stand together."""
