@@ -46,7 +46,7 @@ TABLES: dict[str, dict[str, Part]] = {
 class Config(BaseModel):
     """One training run."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     task: str = Field("digits", description="data set")
     model: Spec = Field({"name": "cnn"}, description="model")
