@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/*.py cutlayer/*/*.py cutlayer/*/*/*.py \
 	cutlayer/*.json cutlayer/*/*.toml cutlayer/*/*.html tests/*.py tests/*/*.py docs/*.* examples/*.py examples/*/*.py)
 
@@ -31,12 +31,12 @@ package:
 	build/package/tools/bin/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir build/package/dist build/package/dist/cutlayer-*.tar.gz
 	$(PYTHON) -m venv build/package/empty
-	build/package/empty/bin/python -m pip $(INSTALL) --no-compile build/package/dist/cutlayer-*.whl
+	build/package/empty/bin/python -m pip $(INSTALL) build/package/dist/cutlayer-*.whl
 	cd build/package && empty/bin/cutlayer run --rounds 2 --participation 5 --out run && empty/bin/cutlayer list schemes
 	cd build/package && ! empty/bin/cutlayer certs init
 
 .venv/installed: pyproject.toml constraints.txt
-	@echo "installing into .venv: a minute or two"
+	@echo "installing into .venv: about a minute"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip $(INSTALL) --editable '.[dev]'
 	touch $@

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,6 +202,7 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
     return {"name": name, **plain}
 
 
+@cache
 def _adapter(field: str, part: Part) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in part.signature().items()}
     if "decay" in fields:

@@ -7,7 +7,6 @@ stay with the client (the U-shape), the last block is the client's too, and the 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from cutlayer.errors import ContractError, expect, is_whole
 from cutlayer.nested import Inputs, each
 from cutlayer.rng import OwnRandomness
+from cutlayer.twins import twin
 
 Cut = int | tuple[int, int]
 """One block index, or (lo, hi) inclusive: redrawn every round."""
@@ -108,7 +108,7 @@ def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
     blocks = blocks_of(model)
     lo, hi = cut_range(cut, Layout(len(blocks)))
     refuse_shared(model, lo, hi)
-    copies = [copy.deepcopy(nn.Sequential(*part)) for part in (blocks[: cut + 1], blocks[cut + 1 :])]
+    copies = [twin(nn.Sequential(*part)) for part in (blocks[: cut + 1], blocks[cut + 1 :])]
     return copies[0], copies[1]
 
 
@@ -120,12 +120,12 @@ def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
 @torch.no_grad()
 def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tensor:
     """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
-    twin = copy.deepcopy(model).eval()
+    mine = twin(model).eval()
     with OwnRandomness():
-        whole = twin(each(x, torch.clone))
+        whole = mine(each(x, torch.clone))
     with OwnRandomness():
         out: Any = each(x, torch.clone)
-        blocks = blocks_of(twin)
+        blocks = blocks_of(mine)
         for index, block in enumerate(blocks):
             out = block(out)
             travels = lo <= index <= hi or (tail and index == len(blocks) - tail - 1)

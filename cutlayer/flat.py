@@ -11,7 +11,6 @@ Broadcasting is one copy, averaging and momentum are one expression on rows. The
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from cutlayer.cut import blocks_of, in_order
 from cutlayer.errors import ContractError, expect
 from cutlayer.nested import Inputs
 from cutlayer.rng import Randomness
+from cutlayer.twins import twins
 
 FEW = 16  # channels; 2 to 7 were seen to fail
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
@@ -131,7 +131,7 @@ class Half:
         self.dtypes: Dtypes = dtypes or _dtypes(self.blocks)
         self._bound: Views | None = None
         self._twins: dict[int, Half] = {threading.get_ident(): self}
-        self._template = template or _twin_of(self.blocks)  # for other threads: what runs may leave things in modules
+        self._template = template
         self._mode: bool | None = None
 
     @property
@@ -222,6 +222,8 @@ class Half:
 
     def here(self) -> Half:
         """This half in this thread: modules of its own to bind, every tensor shared."""
+        if self._template is None:  # for other threads: what runs may leave things in modules
+            self._template = _twin_of(self.blocks)
         found = self._twins.get(threading.get_ident())
         if found is None:
             twin = _twin_of(self._template)
@@ -306,7 +308,7 @@ def half(model: nn.Module, which: Sequence[int], device: torch.device, style: St
             stages.append([])
         stages[-1].append(list(which).index(index))
     moves = any(t.device != device for block in template for _, _, t in _tensors(block))
-    mine = copy.deepcopy(template) if moves else _twin_of(template)
+    mine = twins(template) if moves else _twin_of(template)
     last = channels_last_is_safe(blocks)
     made = Half(mine, device, _dtypes(blocks), style, last, None if moves else template, stages)
     made.train(True)
@@ -329,8 +331,7 @@ def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
 
 def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Other modules; the tensors that will be bound are the same, constants are copied."""
-    held: dict[int, object] = {id(t): t for block in blocks for _, _, t in _tensors(block) if _kind(t) is not None}
-    return copy.deepcopy(list(blocks), held)
+    return twins(blocks, shared=(t for block in blocks for _, _, t in _tensors(block) if _kind(t) is not None))
 
 
 def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

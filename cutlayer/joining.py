@@ -4,7 +4,6 @@ A client never knows the scheme: what it does is in the plans it gets."""
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from cutlayer.net.frames import Frame
 from cutlayer.own import Own
 from cutlayer.remote import Remote
 from cutlayer.terms import LOOPBACK, Limits, Say, is_port
+from cutlayer.twins import twins
 
 CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
@@ -174,14 +174,14 @@ class Joining:
             raise FrameError("a last front that cannot be")
         blocks = blocks_of(remote.model)
         which = remote.layout.client(cut)
-        twin = copy.deepcopy(blocks)
-        part = Half([twin[index] for index in which], device_of(twin))
+        mine = twins(blocks)
+        part = Half([mine[index] for index in which], device_of(mine))
         for vector, size, dtype in zip(vectors, part.sizes, part.dtypes, strict=True):
             if tuple(vector.shape) != (size,) or vector.dtype != dtype or not bool(torch.isfinite(vector).all()):
                 found = f"{vector.dtype} {tuple(vector.shape)}"
                 raise FrameError(f"a last front of {found}, expected finite {dtype} {size}")
         part.write(Vectors(*vectors))
-        front = nn.Sequential(*(twin[index] for index in sorted(which)))
+        front = nn.Sequential(*(mine[index] for index in sorted(which)))
         path = self.out / welcome.run / self.name / "front.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"model": welcome.model, "shape": list(welcome.shape), "classes": welcome.classes, "cut": cut}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from cutlayer.cut import blocks_of
 from cutlayer.nested import Inputs, each, length
 from cutlayer.rng import OwnRandomness
+from cutlayer.twins import twin
 
 TRAINING = 3  # forward 1, backward 2
 ATEN = torch.ops.aten
@@ -60,7 +60,7 @@ def shape_of(model: nn.Module, x: Inputs) -> Shape:
     """The blocks' costs and sizes, measured on the rows `x` in training mode."""
     counts, elements, rows = [], [], length(x)
     with OwnRandomness():
-        for block in blocks_of(copy.deepcopy(model).train()):
+        for block in blocks_of(twin(model).train()):
             with _Counter() as counter, torch.enable_grad():
                 recurrent = _Recurrent(block, counter)
                 x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)

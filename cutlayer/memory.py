@@ -10,7 +10,6 @@ Data, the interpreter and what clients keep between rounds (`kept_memory`) are n
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from cutlayer.errors import ContractError
 from cutlayer.flat import half
 from cutlayer.nested import Inputs, each, length
 from cutlayer.rng import OwnRandomness
+from cutlayer.twins import twin
 
 COPIES = 6  # of the whole model: W, the next W, the means' sums, an update's momentum
 MIB = 2**20
@@ -57,7 +57,7 @@ def mib(size: float) -> str:
 
 def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> tuple[float, Tensor]:
     """Bytes per sample that neighbouring blocks save for their backward, and their output."""
-    part = half(copy.deepcopy(model), which, device)
+    part = half(twin(model), which, device)
     own = {t.untyped_storage().data_ptr() for block in part.blocks for t in (*block.parameters(), *block.buffers())}
     seen: dict[int, int] = {}
 

@@ -5,7 +5,6 @@ What it needs beyond cutlayer's core is loaded when one of them is called: pip i
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from cutlayer.messages import Loss
 from cutlayer.run import Result
 from cutlayer.terms import Limits, Net, Say
 from cutlayer.training import rounds
+from cutlayer.twins import twin
 
 if TYPE_CHECKING:
     from cutlayer.joining import Joined
@@ -102,6 +102,6 @@ def join(
     from cutlayer.net.frames import DTYPES
 
     def load(welcome: Welcome) -> tuple[nn.Module, Source]:
-        return copy.deepcopy(model), source(data, DTYPES[welcome.dtype], "data")
+        return twin(model), source(data, DTYPES[welcome.dtype], "data")
 
     return Joining(server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say)()

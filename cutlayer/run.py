@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from cutlayer.progress import Display
 from cutlayer.records import Global, Round, counted
 from cutlayer.round import Engine
 from cutlayer.setup import Setup
+from cutlayer.twins import twin
 
 
 class Run(Iterator[Round]):
@@ -111,10 +111,10 @@ class Run(Iterator[Round]):
         return self._joined(W)
 
     def _joined(self, W: Vectors) -> nn.Module:
-        twin = copy.deepcopy(self._model)
-        blocks = blocks_of(twin)
+        joined = twin(self._model)
+        blocks = blocks_of(joined)
         Half([blocks[index] for index in self.setup.layout.whole], device_of(blocks)).write(W)
-        return twin
+        return joined
 
 
 class Personal(Lazy[nn.Module]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -33,6 +32,7 @@ from cutlayer.net.hub import Hub
 from cutlayer.run import Run
 from cutlayer.schemes.passes import Loss
 from cutlayer.terms import Net
+from cutlayer.twins import twin
 
 LINGER = 5.0  # seconds for clients that are away when a run ends
 
@@ -66,7 +66,7 @@ class Service:
 
     def __post_init__(self) -> None:
         net, on = self.net, inputs.device(self.device)
-        model = copy.deepcopy(self.model)
+        model = twin(self.model)
         self.layout = Layout(len(blocks_of(model)), tail=int(self.labels == "stay"))
         cuts = cut_range(self.cut, self.layout)
         self._select(1)  # refused now, or never

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import warnings
@@ -39,6 +38,7 @@ from cutlayer.schemes import Scheme
 from cutlayer.schemes.seam import Regulates
 from cutlayer.setup import Setup
 from cutlayer.team import Team
+from cutlayer.twins import twin
 from cutlayer.update import FedAvg, Update, buffers_of
 from cutlayer.workers import one_thread
 
@@ -101,7 +101,7 @@ def rounds(
     expect(autocast in (None, "bfloat16"), "autocast", autocast, "'bfloat16', or None (float16 needs scaled losses)")
     _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, memory_limit, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
-    model = copy.deepcopy(model)  # the caller may do with theirs what they like, also between rounds
+    model = twin(model)  # the caller may do with theirs what they like, also between rounds
     blocks = blocks_of(model)
     layout = Layout(len(blocks), tail=int(labels == "stay"))
     lo, hi = cut_range(cut, layout)

@@ -3,7 +3,6 @@ against it before it is used; what does not fit is a FrameError that says why.""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from cutlayer.nested import Inputs, each, ordered
 from cutlayer.net.frames import Frame
 from cutlayer.optim import Moments
 from cutlayer.rng import OwnRandomness
+from cutlayer.twins import twin
 
 Sizes = tuple[int, int, int]
 WORDS = 4096  # bytes of a header, generously
@@ -165,7 +165,7 @@ def agreed(
     shapes: list[tuple[int, ...]] = []
     with torch.no_grad(), OwnRandomness():
         out: Any = ordered(x, False)
-        for block in blocks_of(copy.deepcopy(model).to(device).eval()):
+        for block in blocks_of(twin(model).to(device).eval()):
             out = block(out)
             shapes.append(tuple(out.shape[1:]) if isinstance(out, Tensor) else ())
     fronts = {L: half(model, layout.client(L), device) for L in range(cuts[0], cuts[1] + 1)}
@@ -186,7 +186,7 @@ def _takes_one(model: nn.Module, x: Inputs, device: torch.device) -> bool:
     """Whether a batch of one row can be trained on: a batch norm may see one number then, and refuse."""
     try:
         with torch.no_grad(), OwnRandomness():
-            in_order(blocks_of(copy.deepcopy(model).to(device).train()), x)
+            in_order(blocks_of(twin(model).to(device).train()), x)
     except ValueError:
         return False
     return True

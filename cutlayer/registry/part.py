@@ -26,7 +26,7 @@ class Takes:
     about: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a part is itself alone, and can be a key
 class Part:
     """A name in a table: `make(**fixed, **given)` builds it. `maker`: a class or function, or "module:name"."""
 
