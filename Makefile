@@ -8,6 +8,8 @@ INSTALL := install --quiet --disable-pip-version-check --no-compile --constraint
 SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/*.py cutlayer/*/*.py cutlayer/*/*/*.py \
 	cutlayer/*.json cutlayer/*/*.toml cutlayer/*/*.html tests/*.py tests/*/*.py docs/*.* examples/*.py examples/*/*.py)
 
+export PYTHONDONTWRITEBYTECODE :=# nothing is compiled when it is installed: what is used is, once
+
 .PHONY: demo test package clean
 
 demo: export OMP_NUM_THREADS := 1

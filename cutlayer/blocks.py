@@ -6,7 +6,6 @@ blocks.json   shape and classes of the task; of each block its MACs, output elem
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from cutlayer.data.source import Population
 from cutlayer.errors import StoreError
 from cutlayer.macs import Shape
 from cutlayer.run import Run
+from cutlayer.sealed import seal, unseal
 
 FILE = "blocks.json"
 
@@ -43,7 +43,7 @@ def dump(run: Run, data: Dataset) -> bytes:
     weights = [b - a for a, b in itertools.pairwise(ends)]
     shape = list(data.shape)
     about = Blocks(shape, data.classes, len(s.sizes), s.shape.macs, s.shape.elements, weights, digest(run))
-    return json.dumps(asdict(about)).encode()
+    return seal(asdict(about), indent=None).encode()
 
 
 def digest(run: Run) -> str:
@@ -56,7 +56,7 @@ def digest(run: Run) -> str:
 def read(run: Path) -> Blocks:
     path = run / FILE
     try:
-        return Blocks(**json.loads(path.read_text(encoding="utf-8")))
+        return Blocks(**unseal(path.read_bytes(), older=True))
     except FileNotFoundError as error:
         raise StoreError(f"{path}: no such file; expected the folder of a run") from error
     except (ValueError, TypeError) as error:

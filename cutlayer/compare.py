@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -17,15 +17,21 @@ from pathlib import Path
 
 import torch
 
+from cutlayer import checkpoint, description, heap, store
 from cutlayer import config as text
-from cutlayer import heap, store
 from cutlayer.comparison import Comparison, folder, slug
-from cutlayer.errors import CutlayerError, Diverged, StoreError
+from cutlayer.description import HEADER, Changes, restore, settle
+from cutlayer.errors import CutlayerError, Diverged, Restored, StoreError
 from cutlayer.experiment import Experiment, assemble
+from cutlayer.files import write_aside
+from cutlayer.lock import Lock
+from cutlayer.sealed import parsed
+
+FILE = "compare.toml"
 
 
-def start(comparison: Comparison, out: Path, overwrite: bool) -> None:
-    """Check every method against the data, then make the directory."""
+def start(comparison: Comparison, out: Path, overwrite: bool) -> Lock:
+    """Check every method against the data, then make the directory, locked."""
     first = (comparison.methods[0], comparison.seeds[0])
     for m, seed in comparison.runs():
         if m is first[0] or seed == first[1]:  # the data depend on the seed alone, the rest on the method alone
@@ -33,7 +39,7 @@ def start(comparison: Comparison, out: Path, overwrite: bool) -> None:
                 assemble(comparison.config(m, seed))
             except CutlayerError as error:
                 raise type(error)(f"{m.label}, seed {seed}: {error}") from error
-    store.claim(out, "compare.toml", comparison.dump(), overwrite)
+    return store.claim(out, FILE, HEADER + comparison.dump(), overwrite)
 
 
 @dataclass(frozen=True)
@@ -48,15 +54,32 @@ class Progress:
     status: str  # waiting, running, complete, diverged
 
 
-def train_all(comparison: Comparison, out: Path, jobs: int) -> Iterator[list[Progress]]:
+def resume(out: Path, changes: Changes) -> tuple[Comparison, Lock]:
+    """A comparison that was interrupted, or is complete."""
+    lock = Lock(out)
+    try:
+        copy = out / "runs" / FILE
+        before = copy.read_text(encoding="utf-8") if copy.exists() else None
+        values = settle(out / FILE, before, changes)
+        comparison = Comparison.parse(values)
+        restore(out / FILE, before, values)
+        return comparison, lock
+    except BaseException:
+        lock.close()
+        raise
+
+
+def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Iterator[list[Progress]]:
     """Train whatever is not trained yet, `jobs` runs at a time; yields where every run is, a few times a second."""
+    (out / "runs").mkdir(exist_ok=True)
+    write_aside(out / "runs" / FILE, (HEADER + comparison.dump()).encode())
     runs = [(m, seed, comparison.config(m, seed)) for m, seed in comparison.runs()]
     waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
     todo = [(text.dump(c), str(folder(out, m, seed))) for m, seed, c in runs if not _done(folder(out, m, seed))]
     context = _processes()
     stop = context.Event()
     workers = max(1, min(jobs, len(todo) or 1))
-    with store.Lock(out), ProcessPoolExecutor(workers, context, _prepare, (stop,)) as pool:
+    with lock, ProcessPoolExecutor(workers, context, _prepare, (stop,)) as pool:
         futures = [pool.submit(_work, *job) for job in todo]
         try:
             pending = set(futures)
@@ -81,13 +104,20 @@ def _progress(out: Path, before: Progress) -> Progress:
         return before
     journal = path / "journal.jsonl"
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-    accuracy = json.loads(lines[-1]).get("accuracy") if lines else None
-    summary = store.read_summary(path)
+    try:
+        accuracy = parsed(lines[-1]).get("accuracy") if lines else None
+        summary = store.read_summary(path)
+    except (ValueError, AttributeError, StoreError):  # damaged: the run itself will see to it
+        return replace(before, done=len(lines), status="running")
     return replace(before, done=len(lines), accuracy=accuracy, status=summary["status"] if summary else "running")
 
 
 def _done(path: Path) -> bool:
-    return store.read_summary(path) is not None
+    try:
+        return store.read_summary(path) is not None
+    except StoreError as error:
+        warnings.warn(str(error), Restored, stacklevel=2)
+        return False
 
 
 def _processes() -> BaseContext:
@@ -119,7 +149,7 @@ def _work(config: str, out: str) -> None:
     """One run, in a process of its own."""
     path = Path(out)
     try:
-        if (path / "config.toml").exists():
+        if (path / description.FILE).exists() or checkpoint.config(path) is not None:
             experiment = Experiment.resume(path)
         else:
             experiment = Experiment.start(text.parse(text.loads(config)), path)

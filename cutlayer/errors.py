@@ -57,6 +57,10 @@ class TransportError(CutlayerError):
     """Nobody answers, and we have waited long enough."""
 
 
+class Restored(UserWarning):
+    """A file was damaged; its copy is used, and it is written again."""
+
+
 class NoEffect(UserWarning):
     """An option was given that changes nothing in this run."""
 

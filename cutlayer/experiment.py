@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from cutlayer import blocks, heap, journal, sharing, store
-from cutlayer import config as text
+from cutlayer import blocks, checkpoint, description, heap, journal, sealed, sharing, store
 from cutlayer._version import __version__
 from cutlayer.clock import Clock
 from cutlayer.cohorts.elsewhere import Elsewhere
 from cutlayer.cohorts.seam import Comes
 from cutlayer.config import Config
 from cutlayer.cut import halves
-from cutlayer.errors import ContractError, Diverged, StoreError
+from cutlayer.description import Changes, Description, restore, settled
+from cutlayer.errors import ContractError, Diverged, Restored, StoreError
 from cutlayer.files import write_aside
+from cutlayer.lock import Lock
 from cutlayer.population import load_data, populate, tested
 from cutlayer.ranks import join
 from cutlayer.records import Global, Round
@@ -94,8 +95,17 @@ def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = No
 class Experiment:
     """A run with a directory: iterate it to train."""
 
-    def __init__(self, config: Config, out: Path, run: Run, history: list[Round], lock: store.Lock | None) -> None:
-        self.config, self.out, self.run, self.history, self._lock = config, out, run, history, lock
+    def __init__(
+        self,
+        config: Config,
+        out: Path,
+        run: Run,
+        history: list[Round],
+        lock: Lock | None,
+        about: checkpoint.About,
+    ) -> None:
+        self.config, self.out, self.run, self.history = config, out, run, history
+        self._lock, self._about = lock, about
 
     @classmethod
     def start(
@@ -104,61 +114,96 @@ class Experiment:
         out: Path,
         overwrite: bool = False,
         elsewhere: Elsewhere | None = None,
-        beside: Mapping[str, bytes] = {},
+        serve: Mapping[str, Any] | None = None,
     ) -> Experiment:
         """A new run. Whatever is wrong with the config or the data is said before anything is written.
-        `beside`: files to put beside the config."""
+        `serve`: how its clients elsewhere are served."""
         if config.init and overwrite and out.resolve() in Path(config.init).resolve().parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = in_turn(join(config.ranks), lambda: assemble(config, elsewhere=elsewhere))
         config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
 
-        def claim() -> store.Lock:
-            store.claim(out, "config.toml", text.dump(config), overwrite)
-            for name, content in beside.items():
-                write_aside(out / name, content)
-            write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
-            lock = store.Lock(out)
-            run.setup.shelf.place(out / store.SPILL)
-            store.save(out, run.state)
+        about = checkpoint.About(Description(config, serve).dump(), blocks.digest(run))
+
+        def claim() -> Lock:
+            lock = store.claim(out, description.FILE, about.config, overwrite)
+            try:
+                write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
+                run.setup.shelf.place(out / store.SPILL)
+                checkpoint.save(out, run.state, about)
+            except BaseException:
+                lock.close()
+                raise
             return lock
 
-        return cls(config, out, run, [], at_root(run.setup.team, claim))
+        return cls(config, out, run, [], at_root(run.setup.team, claim), about)
 
     @classmethod
-    def resume(cls, out: Path, elsewhere: Elsewhere | None = None) -> Experiment:
-        """A run that was interrupted, or is complete: from its newest whole checkpoint."""
-        config = read_config(out)
-        team = join(config.ranks)
-        lock = at_root(team, lambda: store.Lock(out))
-        rounds_done = len(journal.read(out / "journal.jsonl"))
+    def resume(cls, out: Path, elsewhere: Elsewhere | None = None, changes: Changes = "refuse") -> Experiment:
+        """A run that was interrupted, or is complete: from its newest whole checkpoint. `changes`: what to do where
+        its config is not what it was."""
+        known = checkpoint.about(out)
+        before = None if known is None else known.config
+        described = settled(out, before, changes)
+        team = join(described.config.ranks)
+        lock = at_root(team, lambda: Lock(out))
+        try:
+            if lock is not None:
+                restore(out / description.FILE, before, described.given)
+            return cls._resumed(out, described, known, lock, elsewhere)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+
+    @classmethod
+    def _resumed(
+        cls,
+        out: Path,
+        described: Description,
+        known: checkpoint.About | None,
+        lock: Lock | None,
+        elsewhere: Elsewhere | None,
+    ) -> Experiment:
+        config, team = described.config, join(described.config.ranks)
+        rounds_done = len(journal.read(out / journal.FILE))
         run = in_turn(team, lambda: assemble(config, False, elsewhere))
-        found = store.load(out, run.state, rounds_done) if team.root else None
+        about = checkpoint.About(described.dump(), blocks.digest(run))
+        found = checkpoint.load(out, run.state, rounds_done) if team.root else None
         if team.root and found is None:
             run = assemble(config, True, elsewhere)
             if rounds_done:
-                warnings.warn(f"{out}: no checkpoint of its rounds; starting again", store.LostJournal, stacklevel=2)
-            store.save(out, run.state)
-        history = at_root(team, lambda: cls._cleared(out, config, run, found)) or []
+                said = f"{out}: no checkpoint of its rounds; starting again"
+                warnings.warn(said, checkpoint.LostJournal, stacklevel=3)
+            checkpoint.save(out, run.state, about)
+        elif team.root and known is not None and known.config != about.config:
+            checkpoint.save(out, found or run.state, about)  # from here on, it is what it is now
+        history = at_root(team, lambda: cls._cleared(out, config, run, found, known)) or []
         if found is not None:
             run.resume(found, history)
         if team.size > 1:
             if team.root:
                 sharing.send(team, run.state)
             else:
-                run.resume(sharing.receive(team, {}), journal.read(out / "journal.jsonl"))
-        return cls(config, out, run, history, lock)
+                run.resume(sharing.receive(team, {}), journal.read(out / journal.FILE))
+        return cls(config, out, run, history, lock, about)
 
     @staticmethod
-    def _cleared(out: Path, config: Config, run: Run, found: Global | None) -> list[Round]:
+    def _cleared(
+        out: Path, config: Config, run: Run, found: Global | None, known: checkpoint.About | None
+    ) -> list[Round]:
         """The run's past, and nothing after it; refused where the data are others."""
-        if not (out / blocks.FILE).exists():
-            write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
-        if blocks.read(out).data not in ("", blocks.digest(run)):
+        if known is not None and known.data not in ("", blocks.digest(run)):
             raise StoreError(f"{out}: its data, or who holds which rows, are not what they were when it began")
+        try:
+            blocks.read(out)
+        except StoreError as error:
+            if (out / blocks.FILE).exists():
+                warnings.warn(f"{error}; written again", Restored, stacklevel=4)
+            write_aside(out / blocks.FILE, blocks.dump(run, load_data(config)))
         run.setup.shelf.place(out / store.SPILL)
-        store.forget_after(out, 0 if found is None else found.n)
-        return journal.trim(out / "journal.jsonl", 0 if found is None else found.n)
+        checkpoint.forget_after(out, 0 if found is None else found.n)
+        return journal.trim(out / journal.FILE, 0 if found is None else found.n)
 
     def __iter__(self) -> Iterator[Round]:
         """The rounds still to come; each is on disk before it is handed on. (Of several ranks, the root writes.)"""
@@ -171,13 +216,13 @@ class Experiment:
     def _rounds(self) -> Iterator[Round]:
         try:
             for record in self.run:
-                journal.append(self.out / "journal.jsonl", record)
+                journal.append(self.out / journal.FILE, record)
                 self.history.append(record)
                 if record.n % self.config.checkpoint_every == 0 or self.run.finished:
-                    store.save(self.out, self.run.state)
+                    checkpoint.save(self.out, self.run.state, self._about)
                 yield record
         except Diverged as error:
-            store.save(self.out, self.run.state)  # the last good weights
+            checkpoint.save(self.out, self.run.state, self._about)  # the last good weights
             self._summarise("diverged", message=str(error))
             raise
         self._finish()
@@ -194,10 +239,10 @@ class Experiment:
             known = {"back": back if self.config.labels == "send" else back[:-1]}
         for part, module in known.items():
             words = {"cutlayer": json.dumps({**about, "part": "middle" if module is not back and kept else part})}
-            store.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
+            sealed.save_model(self.out / f"{part}.safetensors", module.state_dict(), words)
         held = "front" if self.config.labels == "send" else "ends"
         self._save_fronts(lo, {"cutlayer": json.dumps({**about, "part": held})})
-        self._summarise("complete", sha256=store.digest(next(iter(known.values())).state_dict()))
+        self._summarise("complete", sha256=sealed.digest(next(iter(known.values())).state_dict()))
 
     def _save_fronts(self, cut: int, words: dict[str, str]) -> None:
         """The front of every client that keeps one."""
@@ -207,7 +252,7 @@ class Experiment:
         for j in own:
             front, back = halves(self.run.personal(j), cut)
             held = front if self.config.labels == "send" else nn.Sequential(*front, back[-1])
-            store.save_model(self.out / "fronts" / f"client-{j}.safetensors", held.state_dict(), words)
+            sealed.save_model(self.out / "fronts" / f"client-{j}.safetensors", held.state_dict(), words)
 
     def _summarise(self, status: Literal["complete", "diverged"], **more: Any) -> None:
         scored = [r for r in self.history if r.accuracy is not None]
@@ -231,19 +276,7 @@ class Experiment:
             },
             "machine": f"{platform.system()} {platform.machine()}",
         }
-        write_aside(self.out / "summary.json", json.dumps(summary, indent=1).encode())
-
-
-def read_config(out: Path) -> Config:
-    """The config of a run directory."""
-    if not (out / "config.toml").exists():
-        raise StoreError(f"{out} holds no run: no config.toml in it")
-    try:
-        return text.parse(text.read(out / "config.toml"))
-    except ContractError as error:
-        if "unknown" not in str(error):
-            raise
-        raise ContractError(f"{error}. A part of your own? Resume the run in the program that registers it") from error
+        store.write_summary(self.out, summary)
 
 
 def _peak_memory() -> float | None:
@@ -256,18 +289,17 @@ def load(path: str | Path) -> nn.Module:
     """A model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`, or a
     client's own `fronts/client-3.safetensors`), ready for inference: `back(front(x))` is `model(x)`."""
     try:
-        with safe_open(str(path), framework="pt") as file:
-            words = (file.metadata() or {}).get("cutlayer")
-        if words is None:
-            raise StoreError(f"{path}: not written by cutlayer: it does not say which model it holds")
-        about = json.loads(words)
+        tensors, words = sealed.unpack(Path(path).read_bytes(), older=True)
+        if "cutlayer" not in words:
+            raise StoreError("not written by cutlayer: it does not say which model it holds")
+        about = json.loads(words["cutlayer"])
         model = build_model(about["model"], tuple(about["shape"]), about["classes"], seed=0)
         front, back = halves(model, about["cut"])
         ends = nn.Sequential(*front, back[-1])  # a client's blocks, where labels stay
         parts = {"model": model, "front": front, "back": back, "middle": back[:-1], "ends": ends}
         module = parts[about["part"]]
-        module.load_state_dict(load_file(str(path)))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        module.load_state_dict(tensors)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, StoreError) as error:
         raise StoreError(f"{path}: cannot be loaded: {error}") from error
     return module.eval()
 

@@ -1,4 +1,4 @@
-"""A run directory whose clients are on other machines: serve.toml beside config.toml says how they are served."""
+"""A run directory whose clients are on other machines: the table [serve] of its config says how they are served."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from cutlayer import config as text
+from cutlayer import checkpoint, description
 from cutlayer.cohorts import roster
 from cutlayer.config import Config
 from cutlayer.data.transform import told
+from cutlayer.description import Changes, settled
 from cutlayer.errors import ContractError, StoreError, unknown
-from cutlayer.experiment import Experiment, build_model, read_config
+from cutlayer.experiment import Experiment, build_model
 from cutlayer.net import free
 from cutlayer.population import load_data, tested, training_view
 from cutlayer.service import About, Service
 from cutlayer.terms import Net
 
-FILE = "serve.toml"
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 ALONE = ("profile", "memory_limit", "clients")  # fields of a config that only simulated clients have
 
@@ -37,29 +35,31 @@ def start(config: Config, net: Net, out: Path, overwrite: bool = False) -> tuple
     service = _service(config, net, None, run)
     free("listen", net.listen)
     words = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(net).items()}
-    beside = {FILE: tomli_w.dumps({"run": run, **{k: v for k, v in words.items() if v is not None}}).encode()}
-    experiment = Experiment.start(config, out, overwrite, service.clients, beside)
+    serve = {"run": run, **{k: v for k, v in words.items() if v is not None}}
+    experiment = Experiment.start(config, out, overwrite, service.clients, serve)
     service.roster.path = out / roster.FILE  # only now: the one of a run that was overwritten has gone
     return experiment, service
 
 
-def resume(out: Path) -> tuple[Experiment, Service]:
-    """A run that was interrupted, with the same clients under the same numbers."""
-    net, run = read(text.read(out / FILE), out / FILE)
-    service = _service(read_config(out), net, out / roster.FILE, run)
-    return Experiment.resume(out, service.clients), service
+def resume(out: Path, changes: Changes = "refuse") -> tuple[Experiment, Service]:
+    """A run that was interrupted, with the same clients under the same numbers. `changes`: what to do where its
+    config is not what it was."""
+    described = settled(out, checkpoint.config(out), changes)
+    net, run = read(described.serve or {}, out / description.FILE)
+    service = _service(described.config, net, out / roster.FILE, run)
+    return Experiment.resume(out, service.clients, changes), service
 
 
-def read(values: Mapping[str, Any], path: Path) -> tuple[Net, str]:
-    """The settings in a serve.toml, and whose they are."""
-    given = dict(values)
+def read(serve: Mapping[str, Any], path: Path) -> tuple[Net, str]:
+    """The settings in the table [serve] of a config, and whose they are."""
+    given = dict(serve)
     run = given.pop("run", None)
     if not isinstance(run, str) or not run.isalnum():
-        raise StoreError(f"{path}: damaged: no `run` in it")
+        raise StoreError(f"{path}: damaged: no `run` in [serve]")
     try:
         return settings(given), run
     except ContractError as error:
-        raise StoreError(f"{path}: damaged: {error}") from error
+        raise StoreError(f"{path}: damaged: [serve]: {error}") from error
 
 
 def settings(values: Mapping[str, Any]) -> Net:

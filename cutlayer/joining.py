@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cutlayer import store
+from cutlayer import sealed
 from cutlayer.cohorts.contract import agreed
 from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
 from cutlayer.cut import Layout, blocks_of, cut_range, device_of
@@ -187,6 +187,6 @@ class Joining:
         about = {"model": welcome.model, "shape": list(welcome.shape), "classes": welcome.classes, "cut": cut}
         held = "ends" if remote.layout.tail else "front"
         said = {} if welcome.model is None else {"cutlayer": json.dumps({**about, "part": held})}
-        store.save_model(path, front.state_dict(), said)
+        sealed.save_model(path, front.state_dict(), said)
         self.say(f"the run is over; the front is in {path}")
         return Joined(remote.round, front.eval(), path)

@@ -1,4 +1,11 @@
-"""The journal of a run: one JSON line a round. A torn last line is dropped, a torn middle is an error.
+"""The journal of a run: one JSON line a round. A torn last line is dropped.
+
+    journal.jsonl              as people and programs read it
+    checkpoints/journal.jsonl  the same as of the last checkpoint
+    checkpoints/journal.seals  a checksum of each of those lines
+
+So a line that is damaged is known as such, and read from its copy. One that is damaged and newer than the last
+checkpoint is dropped with those after it: their rounds are trained again anyway.
 
 Other versions write down less or more. What a line lacks has the default of its field; what this version does not know
 is in `Round.more`, and stays in the file as it was written.
@@ -6,6 +13,7 @@ is in `Round.more`, and stays in the file as it was written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
@@ -17,21 +25,38 @@ from typing import Any
 from cutlayer.errors import StoreError
 from cutlayer.files import sync, write_aside
 from cutlayer.records import TUPLES, Round
+from cutlayer.sealed import parsed
+
+FILE, COPIES, SEALS = "journal.jsonl", "checkpoints", "journal.seals"
 
 
 class TornJournal(UserWarning):
     """The last line of a journal was cut off in the middle and has been dropped."""
 
 
+class DamagedJournal(UserWarning):
+    """Lines of a journal were damaged: read from its copy, or dropped."""
+
+
 def append(path: Path, record: Round) -> None:
     """Add a round, on disk when this returns."""
-    new = not path.exists()
-    with path.open("ab") as file:
-        file.write(_line(record).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    if new:
-        sync(path.parent)
+    values = asdict(record)
+    more = values.pop("more")
+    line = json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False)
+    _add(path, f"{line}\n".encode())
+
+
+def seal(path: Path) -> None:
+    """Copy and seal what has been appended since the last time."""
+    copy, seals = _beside(path)
+    done = copy.stat().st_size if copy.exists() else 0
+    new = b""
+    if path.exists():
+        with path.open("rb") as file:
+            file.seek(done)
+            new = file.read()
+    _add(copy, new)
+    _add(seals, _seals(new))
 
 
 def read(path: Path) -> list[Round]:
@@ -40,45 +65,94 @@ def read(path: Path) -> list[Round]:
 
 
 def trim(path: Path, last: int) -> list[Round]:
-    """Keep rounds 1..last, by writing the journal anew beside the old one; their lines stay as they are."""
+    """Keep rounds 1..last, by writing the journal and its copy anew beside the old ones; lines stay as they are."""
     kept = [(line, record) for line, record in _read(path) if record.n <= last]
     if len(kept) < last:
         raise StoreError(f"{path}: it ends at round {len(kept)}, but the checkpoint is of round {last}")
-    write_aside(path, b"".join(line + b"\n" for line, _ in kept))
+    content = b"".join(line + b"\n" for line, _ in kept)
+    copy, seals = _beside(path)
+    write_aside(path, content)
+    if copy.parent.is_dir():
+        write_aside(copy, content)
+        write_aside(seals, _seals(content))
     return [record for _, record in kept]
 
 
+def _add(path: Path, content: bytes) -> None:
+    new = not path.exists()
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync(path.parent)
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    return path.parent / COPIES / path.name, path.parent / COPIES / SEALS
+
+
+def _seals(lines: bytes) -> bytes:
+    return b"".join(_checksum(line) + b"\n" for line in lines.split(b"\n")[:-1])
+
+
+def _checksum(line: bytes) -> bytes:
+    return hashlib.sha256(line).hexdigest()[:16].encode()
+
+
 def _read(path: Path) -> list[tuple[bytes, Round]]:
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    torn = lines.pop()  # what follows the last line end: nothing, if the last line is whole
-    rounds = [(line, _round(path, number, line)) for number, line in enumerate(lines, start=1)]
-    if torn:
+    """Every whole round, from the journal or its copy."""
+    mine, copy, seals = (_Lines(file) for file in (path, *_beside(path)))
+    found: list[tuple[bytes, Round]] = []
+    for number in range(1, max(len(mine), len(copy)) + 1):
+        first, second, seal = (lines[number] for lines in (mine, copy, seals))
+        whole = [line for line in (first, second) if line is not None and seal in (None, _checksum(line))]
+        if first is not None and first == second:
+            whole = [first]  # against the seal, which is the one that is damaged
+        try:
+            if not whole:
+                raise ValueError("missing" if first is None else "it does not match its checksum")
+            record = _round(parsed(whole[0]), number)
+        except ValueError as error:
+            said = f"{path}, line {number}: damaged: {error}"
+            if number <= len(copy) or not copy.exists:
+                raise StoreError(said) from error
+            warnings.warn(f"{said}; newer than the last checkpoint: dropped", DamagedJournal, stacklevel=3)
+            break
+        if whole[0] != first:
+            warnings.warn(f"{path}, line {number}: damaged; read from its copy", DamagedJournal, stacklevel=3)
+        found.append((whole[0], record))
+    if mine.torn and len(found) == len(mine):
         warnings.warn(f"{path}: its last line was cut off and is dropped", TornJournal, stacklevel=3)
-    if (found := [record.n for _, record in rounds]) != list(range(1, len(rounds) + 1)):
-        raise StoreError(f"{path}: its rounds are {found}, expected 1, 2, 3, ...")
-    return rounds
+    return found
 
 
-def _line(record: Round) -> str:
-    values = asdict(record)
-    more = values.pop("more")
-    return json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False) + "\n"
+class _Lines:
+    """The lines of a file, from 1, as far as they end."""
+
+    def __init__(self, path: Path) -> None:
+        self.exists = path.exists()
+        *self._lines, rest = path.read_bytes().split(b"\n") if self.exists else [b""]
+        self.torn = rest != b""  # nothing follows the last line end, if the last line is whole
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, number: int) -> bytes | None:
+        return self._lines[number - 1] if number <= len(self._lines) else None
 
 
-def _round(path: Path, number: int, line: bytes) -> Round:
-    try:
-        values = json.loads(line)
-        if not isinstance(values, dict):
-            raise ValueError(f"expected an object, not {values!r}")
-        if "n" not in values:
-            raise ValueError(f"n: missing, expected {_FIELDS['n'][1]}")
-        for name, (fits, expected) in _FIELDS.items():
-            if name in values and not fits(values[name]):
-                raise ValueError(f"{name} = {values[name]!r}: expected {expected}")
-    except ValueError as error:
-        raise StoreError(f"{path}, line {number}: damaged: {error}") from error
+def _round(values: Any, number: int) -> Round:
+    """The values of a line as a record."""
+    if not isinstance(values, dict):
+        raise ValueError(f"expected an object, not {values!r}")
+    if "n" not in values:
+        raise ValueError(f"n: missing, expected {_FIELDS['n'][1]}")
+    for name, (fits, expected) in _FIELDS.items():
+        if name in values and not fits(values[name]):
+            raise ValueError(f"{name} = {values[name]!r}: expected {expected}")
+    if values["n"] != number:
+        raise ValueError(f"n = {values['n']}: expected {number}, round after round")
     known: dict[str, Any] = {
         name: tuple(values[name]) if name in TUPLES else values[name] for name in _FIELDS if name in values
     }

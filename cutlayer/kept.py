@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from cutlayer.errors import StoreError
+from cutlayer.sealed import pack, unpack
 
 Kept = Mapping[str, "Parcel"]
 
@@ -37,14 +38,17 @@ class Parcel:
         if self._tensors is not None:
             return self._tensors
         assert self._path is not None
-        return load_tensors(self._path.read_bytes())
+        try:
+            return unpack(self._path.read_bytes())[0]
+        except StoreError as error:
+            raise StoreError(f"{self._path}: {error}") from error
 
     def bytes(self) -> bytes:
-        """As a safetensors file."""
+        """As a file with a checksum."""
         if self._tensors is None and self._path is not None:
+            self.open()  # whole, or an error
             return self._path.read_bytes()
-        named = {name: tensor.detach().cpu().contiguous() for name, tensor in self.open().items()}
-        return save_tensors(named)
+        return pack(self.open())
 
     @property
     def in_memory(self) -> int:

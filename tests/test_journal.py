@@ -179,6 +179,8 @@ def test_a_run_of_another_version_resumes_and_is_reported(tmp_path: Path, capsys
         line["energy"] = 1.5
     old = "".join(json.dumps(line) + "\n" for line in lines)
     path.write_text(old)
+    for beside in (out / "checkpoints").glob("journal.*"):
+        beside.unlink()
     assert main(["resume", str(out), "--quiet"]) == 0
     assert path.read_text().startswith(old) and path.read_text().count("\n") == 3
     assert main(["report", str(out)]) == 0

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from cutlayer.errors import StoreError
-from cutlayer.store import Lock
+from cutlayer.lock import Lock
 
 HELD = "another process is training here"
 TAKE = """
 import sys
 from pathlib import Path
-from cutlayer.store import Lock
+from cutlayer.lock import Lock
 lock = Lock(Path(sys.argv[1]))
 """
 NEEDS_FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import cutlayer as cl
+from cutlayer import checkpoint, files, journal, sealed, store
 from cutlayer import config as text
-from cutlayer import files, journal, store
 from cutlayer.cli.main import main
 from cutlayer.config import Config
 from cutlayer.experiment import Experiment, load
@@ -87,10 +87,10 @@ def test_every_scheme_and_optimizer(tmp_path: Path, scheme: Any, optimizer: str)
     ("module", "name", "call"),
     [
         (journal, "append", 3),  # after a round, before its line
-        (store, "save", 3),  # the line is there, the checkpoint is not (call 1 is the start)
-        (store, "write_aside", 5),  # half a checkpoint lies aside
-        (store.shutil, "rmtree", 1),  # renamed, the old one not yet removed
-        (store, "save_model", 2),  # the end, half written
+        (checkpoint, "save", 3),  # the line is there, the checkpoint is not (call 1 is the start)
+        (checkpoint, "write_aside", 5),  # half a checkpoint lies aside
+        (checkpoint.shutil, "rmtree", 1),  # renamed, the old one not yet removed
+        (sealed, "save_model", 2),  # the end, half written
     ],
 )
 def test_a_crash_at_any_write(
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
         manifest.write_text(manifest.read_text()[:-10])
     else:
         tensors.write_bytes(b"")
-    with pytest.warns(store.DamagedCheckpoint, match="000003"):
+    with pytest.warns(checkpoint.DamagedCheckpoint, match="000003"):
         experiment = Experiment.resume(out)
     assert experiment.run.state.n == 2
     assert finish(experiment) == whole
@@ -144,7 +144,7 @@ def test_no_whole_checkpoint_is_an_error(tmp_path: Path) -> None:
     finish(Experiment.start(text.parse(BASE), tmp_path / "run"))
     for path in (tmp_path / "run" / "checkpoints").glob("*/manifest.json"):
         path.write_text("{}")
-    with pytest.warns(store.DamagedCheckpoint), pytest.raises(cl.StoreError, match="none of its 2 checkpoints"):
+    with pytest.warns(checkpoint.DamagedCheckpoint), pytest.raises(cl.StoreError, match="none of its 2 checkpoints"):
         Experiment.resume(tmp_path / "run")
 
 
@@ -152,8 +152,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
     finish(Experiment.start(text.parse(BASE), out))
     (out / "config.toml").write_text((out / "config.toml").read_text().replace("width = 16", "width = 8"))
-    with pytest.warns(store.DamagedCheckpoint, match="the model"), pytest.raises(cl.StoreError):
-        Experiment.resume(out)
+    with pytest.warns(checkpoint.DamagedCheckpoint, match="the model"), pytest.raises(cl.StoreError):
+        Experiment.resume(out, changes="accept")
 
 
 def test_resuming_a_complete_run_changes_nothing(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_warm_start_begins_with_the_given_weights(tmp_path: Path) -> None:
     finish(Experiment.start(text.parse(BASE), tmp_path / "first"))
     given = tmp_path / "first" / "model.safetensors"
     second = Experiment.start(text.parse({**BASE, "init": str(given)}), tmp_path / "second")
-    assert store.digest(second.run.model.state_dict()) == sha(tmp_path / "first")
+    assert sealed.digest(second.run.model.state_dict()) == sha(tmp_path / "first")
     with pytest.raises(cl.ContractError, match="not the weights of this model"):
         Experiment.start(text.parse({**BASE, "model": "cnn", "init": str(given)}), tmp_path / "third")
     assert not (tmp_path / "third").exists()
@@ -242,20 +242,20 @@ def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["torn", "gone"])
-def test_a_journal_that_ends_before_the_checkpoint_costs_rounds_not_the_run(tmp_path: Path, lost: str) -> None:
+def test_journal_and_copy_that_end_before_the_checkpoint_cost_rounds_not_the_run(tmp_path: Path, lost: str) -> None:
     config = text.parse(BASE)
     whole = finish(Experiment.start(config, tmp_path / "whole"))
     out = tmp_path / "cut"
     interrupted(config, out, after=3)
-    path = out / "journal.jsonl"
-    if lost == "torn":
-        path.write_bytes(path.read_bytes()[:-20])
-    else:
-        path.unlink()
+    for path in (out / "journal.jsonl", out / "checkpoints" / "journal.jsonl"):
+        if lost == "torn":
+            path.write_bytes(path.read_bytes()[:-20])
+        else:
+            path.unlink()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         experiment = Experiment.resume(out)
-    assert any(issubclass(w.category, store.LostJournal) for w in seen)
+    assert any(issubclass(w.category, checkpoint.LostJournal) for w in seen)
     assert experiment.run.state.n == (2 if lost == "torn" else 0)
     assert finish(experiment) == whole
     assert without_clock(out) == without_clock(tmp_path / "whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import shutil
@@ -15,8 +14,8 @@ from typing import Any
 import pytest
 
 import cutlayer as cl
+from cutlayer import checkpoint, files, sealed
 from cutlayer import config as text
-from cutlayer import files, store
 from cutlayer.config import Config
 from cutlayer.experiment import Experiment
 from cutlayer.registry import SCHEMES
@@ -36,7 +35,7 @@ KEEPING: dict[str, Any] = {**BASE, "protocol": "cyclesl", "scheme": "psl", "part
 
 
 def kept_files(out: Path) -> dict[str, Path]:
-    return {path.name: path for path in (out / "checkpoints" / "kept").iterdir()}
+    return {path.name: path for path in (out / "checkpoints" / "kept").iterdir() if path.is_file()}
 
 
 def manifest(out: Path, n: int) -> dict[str, Any]:
@@ -106,8 +105,8 @@ def test_interrupted_again_and_again(tmp_path: Path) -> None:
 # ---- A crash at every write of a checkpoint ----------------------------------------------------------------------
 
 WRITES: list[tuple[Any, str]] = [
-    (store, "write_aside"),
-    (store, "sync"),
+    (checkpoint, "write_aside"),
+    (checkpoint, "sync"),
     (shutil, "rmtree"),
     (os, "fsync"),
     (Path, "mkdir"),
@@ -121,7 +120,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, round: int, fatal: int | None) -> I
     """The names of the writes while the checkpoint of a round is saved; the fatal one dies before it does anything."""
     seen: list[str] = []
     saving = False
-    real_save = store.save
+    real_save = checkpoint.save
 
     def watch(real: Callable[..., Any], name: str) -> Callable[..., Any]:
         def write(*args: Any, **kwargs: Any) -> Any:
@@ -133,16 +132,16 @@ def counted(monkeypatch: pytest.MonkeyPatch, round: int, fatal: int | None) -> I
 
         return write
 
-    def save(run: Path, state: Any) -> None:
+    def save(run: Path, state: Any, about: Any) -> None:
         nonlocal saving
         saving = state.n == round
         try:
-            real_save(run, state)
+            real_save(run, state, about)
         finally:
             saving = False
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save", save)
+        patch.setattr(checkpoint, "save", save)
         for owner, name in WRITES:
             patch.setattr(owner, name, watch(getattr(owner, name), name))
         yield seen
@@ -153,7 +152,9 @@ def test_a_crash_at_every_write_of_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     with counted(monkeypatch, round=3, fatal=None) as writes:
         whole = finish(Experiment.start(config, tmp_path / "whole"))
     assert set(writes) == {name for _, name in WRITES}
-    assert writes.count("write_aside") == 2 + 2 + 2  # two clients, two memories, the weights, the manifest
+    assert (
+        writes.count("write_aside") == 2 + 2 + 2 + 2
+    )  # clients, memories, copies of what both need, the weights and the manifest
     for fatal in range(1, len(writes) + 1):
         out = tmp_path / str(fatal)
         with counted(monkeypatch, 3, fatal) as seen, pytest.raises(KeyboardInterrupt):
@@ -173,16 +174,17 @@ def test_only_what_changed_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, protocol: str
 ) -> None:
     written: list[str] = []
+    copied: list[str] = []
     real = files.write_aside
 
     def spy(path: Path, content: bytes) -> None:
-        written.append(path.name)
+        (copied if path.parent.name == "again" else written).append(path.name)
         real(path, content)
 
     out = tmp_path / "run"
     config = text.parse({**KEEPING, "scheme": scheme, "protocol": protocol, "rounds": 6})
     experiment = Experiment.start(config, out)
-    monkeypatch.setattr(store, "write_aside", spy)
+    monkeypatch.setattr(checkpoint, "write_aside", spy)
     before: dict[str, tuple[int, int]] = {}
     unchanged = 0
     for record in experiment:
@@ -198,6 +200,7 @@ def test_only_what_changed_is_written(
         if record.n == 5:
             break
     assert unchanged > 10
+    assert len(set(copied)) == len(copied) > 0
 
 
 def test_files_that_no_manifest_names_are_removed(tmp_path: Path) -> None:
@@ -266,21 +269,32 @@ def test_a_damaged_parcel_spoils_its_checkpoint(tmp_path: Path, damage: str, eve
         path.unlink()
     else:
         path.write_bytes(b"")
-    with pytest.warns(store.DamagedCheckpoint, match="000004"):
+    with pytest.warns(checkpoint.DamagedCheckpoint, match="000004"):
         experiment = Experiment.resume(out)
     assert experiment.run.state.n == 4 - every
     assert finish(experiment) == whole
     assert end(out) == end(tmp_path / "whole")
     for entry in manifest(out, 6)["kept"].values():
-        content = bytearray((out / "checkpoints" / "kept" / entry["file"]).read_bytes())
-        assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+        content = (out / "checkpoints" / "kept" / entry["file"]).read_bytes()
+        assert sealed.seal_of(content) == entry["seal"] and sealed.unpack(content)
 
 
-def test_a_parcel_that_spoils_both_checkpoints_is_an_error(tmp_path: Path) -> None:
+def test_a_parcel_that_both_checkpoints_need_is_there_twice(tmp_path: Path) -> None:
+    whole = finish(Experiment.start(text.parse(KEEPING), tmp_path / "whole"))
     out = tmp_path / "run"
     interrupted(text.parse(KEEPING), out, after=3)
     shared = {entry["file"] for entry in manifest(out, 2)["kept"].values()}
     shared &= {entry["file"] for entry in manifest(out, 3)["kept"].values()}
-    (out / "checkpoints" / "kept" / min(shared)).unlink()
-    with pytest.warns(store.DamagedCheckpoint), pytest.raises(cl.StoreError, match="none of its 2 checkpoints"):
+    first, second = (out / "checkpoints" / "kept" / place / min(shared) for place in ("", "again"))
+    assert first.read_bytes() == second.read_bytes()
+    shutil.copytree(out, tmp_path / "lost")
+    first.unlink()
+    with pytest.warns(checkpoint.DamagedCheckpoint, match="written again from its copy"):
+        experiment = Experiment.resume(out)
+    assert experiment.run.state.n == 3 and first.read_bytes() == second.read_bytes()
+    assert finish(experiment) == whole
+    out = tmp_path / "lost"
+    for place in ("", "again"):
+        (out / "checkpoints" / "kept" / place / min(shared)).unlink()
+    with pytest.warns(checkpoint.DamagedCheckpoint), pytest.raises(cl.StoreError, match="none of its 2 checkpoints"):
         Experiment.resume(out)

@@ -41,6 +41,9 @@ examples:
 RESUME = """\
 Continue a run, a comparison or a server that was interrupted, from its newest whole checkpoint. The result is the same,
 bit for bit, as if it had never been interrupted.
+
+A file that was damaged is named and mended from its copy, or the run goes on from the checkpoint before. A config.toml
+that was edited is not used before you say so: --accept-changes or --undo-changes.
 """
 REPORT = """\
 Print the table of a run or comparison, and write curves.png, table.json and report.html beside it. It reads what the
@@ -82,6 +85,10 @@ def add(commands: Any) -> None:
         command.set_defaults(run=later(f"train:{name}"))
     add_json(report, "the table")
     _jobs(resume)
+    resume.add_argument(
+        "--accept-changes", action="store_true", help="go on with a config that was edited since, as it is now"
+    )
+    resume.add_argument("--undo-changes", action="store_true", help="go on with the config as it was, and restore it")
     resume.add_argument(
         "--ui",
         nargs="?",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cutlayer.errors import ContractError, StoreError, is_whole
+from cutlayer.errors import ContractError, Restored, StoreError, is_whole
 from cutlayer.files import write_aside
 from cutlayer.net.hub import Session
+from cutlayer.sealed import seal, unseal
 
 FILE = "roster.json"
 
@@ -61,12 +62,8 @@ class Roster:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self.sizes = Sizes(self.entries)
-        if self.path is not None and self.path.exists():
-            try:
-                known = json.loads(self.path.read_bytes())
-                self.entries += [Entry(str(one["name"]), int(one["samples"])) for one in known]
-            except (ValueError, TypeError, KeyError) as error:
-                raise StoreError(f"{self.path}: damaged: {error}") from error
+        if self.path is not None and any(path.exists() for path in _copies(self.path)):
+            self.entries += _known(self.path)
             self.fixed = True
         self._numbers = {entry.name: j for j, entry in enumerate(self.entries)}
 
@@ -131,4 +128,25 @@ class Roster:
     def _save(self) -> None:
         if self.path is not None and self.fixed:
             words = [{"name": entry.name, "samples": entry.samples} for entry in self.entries]
-            write_aside(self.path, json.dumps(words, indent=1).encode())
+            for path in _copies(self.path):
+                write_aside(path, seal({"clients": words}).encode())
+
+
+def _copies(path: Path) -> tuple[Path, Path]:
+    return path, path.with_name(f".{path.name}")
+
+
+def _known(path: Path) -> list[Entry]:
+    """Who has come so far, from the file or its copy."""
+    wrong: Exception | None = None
+    for file in _copies(path):
+        try:
+            known = unseal(file.read_bytes())["clients"]
+            found = [Entry(str(one["name"]), int(one["samples"])) for one in known]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            wrong = wrong or error
+            continue
+        if wrong is not None:
+            warnings.warn(f"{path}: damaged: {wrong}; read from its copy", Restored, stacklevel=4)
+        return found
+    raise StoreError(f"{path}: damaged: {wrong}") from wrong

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cutlayer import hosting, service, store
+from cutlayer import checkpoint, hosting, service, store
 from cutlayer.cli.main import main
 from cutlayer.cli.work import serve
 from cutlayer.joining import Joining
@@ -310,8 +310,8 @@ def test_an_interrupted_server_goes_on(said: Output, monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save", store.save)  # put back at the end
-        after(store, "save", lambda out, state: state.n == 1, interrupt)
+        patch.setattr(checkpoint, "save", checkpoint.save)  # put back at the end
+        after(checkpoint, "save", lambda out, state, about: state.n == 1, interrupt)
         server = f"127.0.0.1:{free_port()}"
         threads, codes = joins([f"join --server {server} --name ward-{j} --data ward-{j}.npz --quiet" for j in (0, 1)])
         assert run(f"serve --data server.npz --listen {server} --out run --quiet {FLAGS}") == 130
@@ -389,7 +389,7 @@ def test_packages_that_are_missing_are_named(said: Output, without: set[str], li
     without |= {"grpc", "msgspec"}
     if line == "resume run":
         Path("run").mkdir()
-        Path("run/serve.toml").touch()
+        Path("run/config.toml").write_text("[serve]\n")
     assert run(line) == 2
     assert said()[1] == "cutlayer: error: grpc, msgspec: not installed; expected `pip install cutlayer[net]`\n"
 

@@ -103,7 +103,7 @@ def keeping(folder: Path) -> Station:
     """A client that has kept its half since round 3."""
     at = station(folder, keeps_half=True, keeps_memory=True)
     collections.deque(played(at), maxlen=0)
-    assert [path.name for path in folder.iterdir()] == ["own-3.safetensors"]
+    assert {path.name for path in folder.iterdir()} == {"own-3.safetensors", "own-3.again.safetensors"}
     at.remote.anew()
     at.plan = replace(at.plan, start=None, confirmed=3, address=replace(at.plan.address, round=4))
     return at
@@ -187,7 +187,7 @@ def resident() -> int:
 
 def test_broken_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Path] = []
-    monkeypatch.setattr("cutlayer.store.save_model", lambda path, *_: saved.append(path))
+    monkeypatch.setattr("cutlayer.sealed.save_model", lambda path, *_: saved.append(path))
     known = targets(tmp_path)
     kept = {path: path.read_bytes() for path in tmp_path.rglob("own-3.*")}
     assert {target.kind for target in known} >= set(KINDS[:15]) - {"Refused"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import shutil
 import socket
@@ -21,11 +23,11 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer import config as text
-from cutlayer import hosting, service, store
+from cutlayer import description, hosting, sealed, service, store
 from cutlayer.cli.main import main
 from cutlayer.cohorts.roster import Roster, natural
 from cutlayer.config import Config, parse
-from cutlayer.errors import ContractError, CutlayerError, StoreError
+from cutlayer.errors import ContractError, CutlayerError, Restored, StoreError
 from cutlayer.experiment import Experiment
 from cutlayer.guest import Guest
 from cutlayer.joining import Joined, Joining
@@ -149,7 +151,7 @@ def test_the_same_files_as_a_simulated_run(hosted: Hosted, tmp_path: Path) -> No
     list(simulated)
     assert main(["report", str(tmp_path / "run"), "--quiet"]) == 0
     ours, theirs = ({path.name for path in out.iterdir()} for out in (hosted.out, tmp_path / "run"))
-    assert ours - theirs == {"serve.toml", "roster.json"} and theirs <= ours
+    assert ours - theirs == {"roster.json", ".roster.json"} and theirs <= ours
     assert {"model.safetensors", "front.safetensors", "back.safetensors", "report.html", "journal.jsonl"} <= ours
     lines = [json.loads(line) for line in (hosted.out / "journal.jsonl").read_text().splitlines()]
     assert [line["n"] for line in lines] == [1, 2] and [line["clients"] for line in lines] == [[0, 1, 2]] * 2
@@ -161,7 +163,7 @@ def test_what_it_saved_can_be_loaded(hosted: Hosted) -> None:
     model, front, back = (cl.load(hosted.out / f"{part}.safetensors") for part in ("model", "front", "back"))
     x = torch.randn(6, 5)
     assert back(front(x)).equal(model(x)) and model(x).shape == (6, 3)
-    assert hosted.summary["sha256"] == store.digest(load_file(hosted.out / "model.safetensors"))
+    assert hosted.summary["sha256"] == sealed.digest(load_file(hosted.out / "model.safetensors"))
     assert all(same(front, theirs) for theirs in fronts(hosted))
 
 
@@ -172,15 +174,16 @@ def test_report_shows_it(hosted: Hosted, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["clock", str(hosted.out), "--profile", "lte"]) == 0, "as if on these devices"
 
 
-def test_serve_toml_says_how_it_was_served(hosted: Hosted) -> None:
-    net, run = hosting.read(text.read(hosted.out / "serve.toml"), hosted.out / "serve.toml")
+def test_the_config_says_how_it_was_served(hosted: Hosted) -> None:
+    path = hosted.out / "config.toml"
+    net, run = hosting.read(text.read(path)["serve"], path)
     assert net == NET and run == hosted.service.run_id
     assert all(isinstance(client, Joined) and run in str(client.path) for client in hosted.ended.values())
 
 
 def test_numbers_are_given_by_name(hosted: Hosted) -> None:
     """Whoever came first: client-2 is before client-10."""
-    known = json.loads((hosted.out / "roster.json").read_bytes())
+    known = json.loads((hosted.out / "roster.json").read_bytes())["clients"]
     assert known == [
         {"name": "client-1", "samples": 14},
         {"name": "client-2", "samples": 18},
@@ -229,7 +232,7 @@ def test_a_complete_run_is_resumed(hosted: Hosted, monkeypatch: pytest.MonkeyPat
     refused = again.ended["client-10"]
     assert isinstance(refused, ContractError)
     assert "the server refuses: client client-10: 14 samples, where it had 10; expected the same data" in str(refused)
-    assert [one["name"] for one in json.loads((hosted.out / "roster.json").read_bytes())][-1] == "new"
+    assert [one["name"] for one in json.loads((hosted.out / "roster.json").read_bytes())["clients"]][-1] == "new"
 
 
 @pytest.mark.filterwarnings("ignore:clients keep their fronts")
@@ -238,7 +241,7 @@ def test_where_clients_keep_their_fronts(tmp_path: Path) -> None:
     run = host(tmp_path, scheme="psl")
     assert {path.name for path in run.out.glob("*.safetensors")} == {"back.safetensors"}
     assert not (run.out / "fronts").exists()
-    assert run.summary["sha256"] == store.digest(load_file(run.out / "back.safetensors"))
+    assert run.summary["sha256"] == sealed.digest(load_file(run.out / "back.safetensors"))
     back, own = cl.load(run.out / "back.safetensors"), fronts(run)
     assert all(back(front(torch.randn(2, 5))).shape == (2, 3) for front in own)
     assert not any(same(own[0], other) for other in own[1:]), "each has learned from its own rows"
@@ -354,25 +357,73 @@ def test_where_nobody_can_listen_nothing_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("table", "said"),
     [
-        ("serve.toml", None, "serve.toml: no such file"),
-        ("serve.toml", "listen = ", "serve.toml: not readable as TOML"),
-        ("serve.toml", "quorum = 0.5", "serve.toml: damaged: no `run` in it"),
-        ("serve.toml", 'run = "../../x"', "serve.toml: damaged: no `run` in it"),
-        ("serve.toml", 'run = "a1"\nquorum = 7', r"serve.toml: damaged: quorum = 7: expected a share in \(0, 1\]"),
-        ("serve.toml", 'run = "a1"\nquorun = 7', "serve.toml: damaged: unknown setting 'quorun'"),
-        ("roster.json", '[{"name": "a", "samp', "roster.json: damaged: "),
-        ("roster.json", '[{"name": "a"}]', "roster.json: damaged: 'samples'"),
-        ("roster.json", "5", "roster.json: damaged: "),
-        ("roster.json", "\x00\ufffd", "roster.json: damaged: "),
-        ("config.toml", None, "holds no run: no config.toml in it"),
+        ("serve = 5", "serve = 5: expected a table"),
+        ("[serve]\nquorum = 0.5", r"config.toml: damaged: no `run` in \[serve\]"),
+        ('[serve]\nrun = "../../x"', r"config.toml: damaged: no `run` in \[serve\]"),
+        ('[serve]\nrun = "a1"\nquorum = 7', r"damaged: \[serve\]: quorum = 7: expected a share in \(0, 1\]"),
+        ('[serve]\nrun = "a1"\nquorun = 7', r"damaged: \[serve\]: unknown setting 'quorun'"),
     ],
 )
-def test_damaged_files_are_named(hosted: Hosted, tmp_path: Path, name: str, content: str | None, said: str) -> None:
+def test_settings_that_cannot_be_are_named(hosted: Hosted, tmp_path: Path, table: str, said: str) -> None:
     out = shutil.copytree(hosted.out, tmp_path / "run")
-    (out / name).unlink()
-    if content is not None:
-        (out / name).write_text(content)
-    with pytest.raises(CutlayerError, match=said):
+    path = out / "config.toml"
+    before, _, _ = path.read_text().partition("[serve]")
+    path.write_text(f"{table}\n{before}" if "=" in table.splitlines()[0] else f"{before}{table}\n")
+    with pytest.raises(CutlayerError, match="it is not what the run began with: serve"):
         hosting.resume(out)
+    with pytest.raises(CutlayerError, match=said):
+        hosting.resume(out, "accept")
+
+
+@pytest.mark.parametrize("content", ['{"clients": [{"name": "a", "samp', '[{"name": "a"}]', "5", "\x00\ufffd"])
+def test_a_damaged_roster_is_read_from_its_copy(hosted: Hosted, tmp_path: Path, content: str) -> None:
+    out = shutil.copytree(hosted.out, tmp_path / "run")
+    names = Roster(out / "roster.json").names
+    (out / "roster.json").write_text(content)
+    with pytest.warns(Restored, match=r"roster.json: damaged: .*; read from its copy"):
+        assert Roster(out / "roster.json").names == names != []
+    (out / ".roster.json").write_text(content)
+    with pytest.raises(StoreError, match=r"roster.json: damaged: "):
+        hosting.resume(out)
+
+
+@pytest.mark.parametrize("content", [None, b"listen = ", b"\xff\x00"])
+def test_a_damaged_description_is_written_again(hosted: Hosted, tmp_path: Path, content: bytes | None) -> None:
+    out = shutil.copytree(hosted.out, tmp_path / "run")
+    path = out / "config.toml"
+    before = path.read_text()
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.warns(Restored, match=r"config.toml: .*; written again, as the run was"):
+        experiment, service = hosting.resume(out)
+    assert path.read_text() == before and service.run_id == hosted.service.run_id and experiment.run.finished
+
+
+def test_a_run_that_serves_is_known_as_one_from_its_first_file_on(tmp_path: Path) -> None:
+    """Killed after any of the writes of its start, it is nothing yet, or a run that serves; never a simulation."""
+    given, n = config(files(tmp_path)), 0
+    while True:
+        out = tmp_path / f"run-{n}"
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            dies_at(patch, n)
+            hosting.start(given, NET, out)
+            break
+        if (out / "config.toml").exists():
+            assert description.serves(out, None)
+        else:
+            assert not [path for path in out.rglob("*") if not path.name.startswith(".")]
+        n += 1
+    assert n == 5  # config, blocks, weights, manifest, and the folder of the checkpoint
+
+
+def dies_at(patch: pytest.MonkeyPatch, fatal: int) -> None:
+    """The process ends before it gives its file number `fatal` its name."""
+    seen, real = itertools.count(), Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if next(seen) == fatal:
+            raise KeyboardInterrupt
+        return real(path, target)
+
+    patch.setattr(Path, "replace", replace)

@@ -18,6 +18,7 @@ from cutlayer.errors import ContractError
 from cutlayer.extras import needs
 
 if TYPE_CHECKING:
+    from cutlayer.description import Changes
     from cutlayer.experiment import Experiment
     from cutlayer.service import Service
 
@@ -51,14 +52,14 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def resume(args: argparse.Namespace, out: Path) -> int:
+def resume(args: argparse.Namespace, out: Path, changes: Changes) -> int:
     """`cutlayer resume` of a run that served."""
     needs("net")
     from cutlayer import hosting
 
     _page(args)
     with console.status(f"reading {out}"):
-        experiment, service = hosting.resume(out)
+        experiment, service = hosting.resume(out, changes)
     return attend(experiment, service, args)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cutlayer import checkpoint, comparison, description, effects, store
 from cutlayer import compare as comparing
-from cutlayer import comparison, effects, store
 from cutlayer import config as text
 from cutlayer.cli import flags, progress
 from cutlayer.cli.output import console
@@ -19,8 +19,10 @@ from cutlayer.cli.work import plan
 from cutlayer.cli.work.plan import Origins
 from cutlayer.comparison import Comparison
 from cutlayer.config import Config
+from cutlayer.description import Changes
 from cutlayer.errors import ContractError, RankLost, StoreError
 from cutlayer.experiment import Experiment
+from cutlayer.lock import Lock
 from cutlayer.methods import Method, method
 from cutlayer.presets import preset
 from cutlayer.report import page, table
@@ -38,6 +40,7 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
     if chosen and not args.preset:
         raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
     base = flags.resolved(text.read(Path(args.config))) if args.config else {}
+    base.pop(description.TABLE, None)  # how a run was served is no part of what it trains
     if args.preset:
         given = preset(args.preset)
         whole = text.merge(given.comparison.base, given.method(chosen).changes)
@@ -93,10 +96,10 @@ def compare(args: argparse.Namespace) -> int:
         plan.dry_all(both, out, args.jobs)
         return 0
     with console.status(f"checking every method on {task}"):
-        comparing.start(both, out, args.overwrite)
+        lock = comparing.start(both, out, args.overwrite)
     if not args.quiet:
         console.print(plan.methods(both))
-    return _train_all(both, out, args)
+    return _train_all(both, out, args, lock)
 
 
 def _comparison(args: argparse.Namespace) -> tuple[Comparison, dict[str, Any]]:
@@ -151,8 +154,8 @@ def _all_used(values: dict[str, Any], both: Comparison) -> None:
                 raise ContractError(f"--{field}.{key} {value}: no method of this comparison takes it")
 
 
-def _train_all(both: Comparison, out: Path, args: argparse.Namespace) -> int:
-    progress.follow_all(comparing.train_all(both, out, args.jobs), args.quiet)
+def _train_all(both: Comparison, out: Path, args: argparse.Namespace, lock: Lock) -> int:
+    progress.follow_all(comparing.train_all(both, out, args.jobs, lock), args.quiet)
     show(out, args.quiet)
     summaries = [store.read_summary(comparison.folder(out, m, seed)) for m, seed in both.runs()]
     return 3 if all(summary and summary["status"] == "diverged" for summary in summaries) else 0
@@ -160,14 +163,18 @@ def _train_all(both: Comparison, out: Path, args: argparse.Namespace) -> int:
 
 def resume(args: argparse.Namespace) -> int:
     out = Path(args.folder)
-    if (out / "compare.toml").exists():
-        return _train_all(comparison.read(out), out, args)
-    if (out / "serve.toml").exists():
+    if args.accept_changes and args.undo_changes:
+        raise ContractError("--accept-changes and --undo-changes: give one of them")
+    changes: Changes = "accept" if args.accept_changes else "undo" if args.undo_changes else "refuse"
+    if any((out / place / comparing.FILE).exists() for place in ("", "runs")):
+        both, lock = comparing.resume(out, changes)
+        return _train_all(both, out, args, lock)
+    if description.serves(out, checkpoint.config(out)):
         from cutlayer.cli.work import serve  # it builds on this module
 
-        return serve.resume(args, out)
+        return serve.resume(args, out, changes)
     with console.status(f"reading {out}"):
-        experiment = Experiment.resume(out)
+        experiment = Experiment.resume(out, changes=changes)
     return _train(experiment, args.quiet, None)
 
 

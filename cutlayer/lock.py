@@ -1,0 +1,33 @@
+"""One process at a time trains in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from cutlayer.errors import StoreError
+
+
+class Lock:
+    """A folder claimed by this process: until it is closed or forgotten, or the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise StoreError(f"{folder}: no such folder")
+        self._lock = FileLock(folder / ".lock", thread_local=False)  # any thread may close it
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout as error:
+            raise StoreError(f"{folder}: another process is training here") from error
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be locked: {error}") from error
+
+    def close(self) -> None:
+        self._lock.release(force=True)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
