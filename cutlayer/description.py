@@ -41,9 +41,7 @@ class Description:
 
 def read(out: Path) -> Description:
     """The description of a run directory, as it stands."""
-    if not (out / FILE).exists():
-        raise StoreError(f"{out} holds no run: no {FILE} in it")
-    return _described(text.read(out / FILE))
+    return _described(settle(out / FILE, None, "refuse"))
 
 
 def read_config(out: Path) -> Config:
@@ -65,6 +63,8 @@ def settled(out: Path, before: str | None, changes: Changes) -> Description:
 
 def settle(path: Path, before: str | None, changes: Changes) -> dict[str, Any]:
     """The values to go on with, of the file or of its copy."""
+    if before is None and not path.exists():
+        raise StoreError(f"{path.parent} holds no run: no {path.name} in it")
     if before is None:
         return text.read(path)
     was = text.loads(before)

@@ -152,9 +152,7 @@ def test_a_crash_at_every_write_of_a_checkpoint(tmp_path: Path, monkeypatch: pyt
     with counted(monkeypatch, round=3, fatal=None) as writes:
         whole = finish(Experiment.start(config, tmp_path / "whole"))
     assert set(writes) == {name for _, name in WRITES}
-    assert (
-        writes.count("write_aside") == 2 + 2 + 2 + 2
-    )  # clients, memories, copies of what both need, the weights and the manifest
+    assert writes.count("write_aside") == 2 + 2 + 2 + 2  # clients, memories, copies, the weights and the manifest
     for fatal in range(1, len(writes) + 1):
         out = tmp_path / str(fatal)
         with counted(monkeypatch, 3, fatal) as seen, pytest.raises(KeyboardInterrupt):

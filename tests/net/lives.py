@@ -80,6 +80,6 @@ def live(flags: list[str], points: list[Any]) -> None:
 
 def lives(jobs: Sequence[tuple[list[str], list[Any]]]) -> None:
     """Runs one after another, as flags and points."""
-    assert hosting.FILE, "loaded before the first life"
+    assert hosting.resume, "loaded before the first life"
     for flags, points in jobs:
         live(flags, points)
