@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cutlayer import hosting, store
+from cutlayer import checkpoint, hosting
 from cutlayer.cli.main import main
 from cutlayer.cohorts.net import NetCohort
 
@@ -62,7 +62,7 @@ def arm(point: str, n: int) -> None:
 
             NetCohort.close = close  # type: ignore[method-assign]
         case "checkpoint":
-            after(store, "save", lambda run, state: state.n == n)
+            after(checkpoint, "save", lambda run, state, about: state.n == n)
 
 
 def live(flags: list[str], points: list[Any]) -> None:
