@@ -23,7 +23,7 @@ from torch import Tensor
 
 from cutlayer import journal
 from cutlayer.errors import StoreError
-from cutlayer.files import move, sync, write_aside
+from cutlayer.files import move, persistently, sync, write_aside
 from cutlayer.flat import Vectors
 from cutlayer.kept import Kept, Parcel
 from cutlayer.records import Global
@@ -53,6 +53,10 @@ class About:
 
 def save(run: Path, state: Global, about: About) -> None:
     """Checkpoint `state`, then forget all but the last two. What has not changed since is not written again."""
+    persistently(lambda: _save(run, state, about), run / FOLDER)
+
+
+def _save(run: Path, state: Global, about: About) -> None:
     folder = run / FOLDER
     if not folder.exists():
         folder.mkdir()

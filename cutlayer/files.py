@@ -1,46 +1,94 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, on a disk that may be full or busy for a while."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 BUSY = os.name == "nt"  # Windows: what somebody has open, if only to read it, cannot be replaced
-PATIENCE, NAP = 2.0, 0.01  # seconds until that is an error, and between two attempts
+PATIENCE = 300.0  # seconds until a write that fails for a passing reason is given up
+NAP, LONG_NAP = 0.05, 5.0  # seconds between two attempts: the first, and at most
+PASSING = {  # reasons that pass: somebody makes room, closes files, mounts the disk again
+    code
+    for name in ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EIO", "EAGAIN", "EBUSY", "ENOMEM", "ESTALE", "ETIMEDOUT"]
+    if (code := getattr(errno, name, None)) is not None
+}
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def persistently(act: Callable[[], T], path: Path) -> T:
+    """`act`, which writes `path`, again and again while it fails for a passing reason, up to PATIENCE seconds."""
+    until, nap, said = time.monotonic() + PATIENCE, NAP, False
+    while True:
+        try:
+            found = act()
+        except OSError as error:
+            if not _passes(error) or time.monotonic() > until:
+                raise
+            if not said:
+                log.warning("%s: cannot be written: %s; trying again for %.0f s", path, error.strerror, PATIENCE)
+            said = True
+        else:
+            if said:
+                log.warning("%s: written at last", path)
+            return found
+        time.sleep(nap)
+        nap = min(2 * nap, LONG_NAP)
+
+
+def _passes(error: OSError) -> bool:
+    return error.errno in PASSING or (BUSY and isinstance(error, PermissionError))
 
 
 def write_aside(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    move(aside, path)
-    sync(path.parent)
+
+    def write() -> None:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        move(aside, path)
+        sync(path.parent)
+
+    persistently(write, path)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, on disk when this returns; a part of it that was written in vain is cut off again."""
+    new = not path.exists()
+    before = 0 if new else path.stat().st_size
+
+    def write() -> None:
+        with path.open("ab") as file:
+            file.truncate(before)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            sync(path.parent)
+
+    persistently(write, path)
 
 
 def move(aside: Path, path: Path) -> None:
     """Give a file or folder its final name; where the old one cannot go while it is read, a little later."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            aside.replace(path)
-            return
-        except PermissionError:
-            if not BUSY or time.monotonic() > until:
-                raise
-        time.sleep(NAP)
+    persistently(lambda: aside.replace(path), path)
 
 
 def sync(folder: Path) -> None:
     """Make a rename inside `folder` last through a power cut, where a folder can be opened (not on Windows)."""
-    try:
+    with contextlib.suppress(PermissionError):
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

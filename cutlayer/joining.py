@@ -22,14 +22,15 @@ from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, Tran
 from cutlayer.flat import Half, Style, Vectors
 from cutlayer.messages import Loss
 from cutlayer.net import identity, plain
-from cutlayer.net.dial import Gone, Line, waits
+from cutlayer.net.dial import Gone, Line, speaks_tls, waits
 from cutlayer.net.frames import Frame
 from cutlayer.own import Own
 from cutlayer.remote import Remote
 from cutlayer.terms import LOOPBACK, Limits, Say, is_port
 from cutlayer.twins import twins
 
-CLOSED, SUSPICIOUS = "Socket closed", 3  # what grpc says when a server refuses our certificate; so many times
+CLOSED = "Socket closed"  # what grpc says when a server refuses our certificate, but not only then
+HINT = "; so does a server that does not accept a client's certificate: is it of the same authority?"
 SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
 """Model and data, once the server has said what it trains."""
@@ -77,12 +78,12 @@ class Joining:
         self.welcome: Welcome | None = None
 
     def __call__(self) -> Joined:
-        pauses, alone, closed = waits(), time.monotonic(), 0
+        pauses, alone = waits(), time.monotonic()
         while True:
             line, there = Line(self.server, self.who), False
             try:
                 self._greet(line)
-                pauses, there, closed = waits(), True, 0
+                pauses, there = waits(), True
                 while (frame := line.receive()).kind != "Bye":
                     self._answer(line, frame)
                 return self._end(frame)
@@ -93,17 +94,12 @@ class Joining:
                     self.remote.anew()
                 if there:
                     alone = time.monotonic()
-                closed += CLOSED in str(error)  # of a name's several addresses, grpc speaks of the one it tried last
-                if self.welcome is None and closed == SUSPICIOUS:
-                    expected = f"a server that knows the authority of {self.certs}, and a certificate it accepts"
-                    if self.who is None:
-                        expected = "certs, which it seems to ask for"
-                    raise AuthError(
-                        f"{self.server}: it closes the connection before a word is said; expected {expected}"
-                    ) from error
-                gone = time.monotonic() - alone
+                unwelcome = self.welcome is None and CLOSED in str(error)
+                if unwelcome and self.who is None and speaks_tls(self.server):
+                    raise AuthError(f"{self.server}: it shows a certificate; expected certs, to show ours") from error
+                gone, hint = time.monotonic() - alone, HINT if unwelcome and self.who is not None else ""
                 if gone > self.patience:
-                    raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}") from error
+                    raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}{hint}") from error
                 pause = next(pauses)
                 self.say(f"{self.server}: {error}; trying again in {pause:.1f} s")
                 time.sleep(pause)

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from cutlayer import files
 from cutlayer.errors import StoreError
-from cutlayer.files import sync, write_aside
+from cutlayer.files import write_aside
 from cutlayer.records import TUPLES, Round
 from cutlayer.sealed import parsed
 
@@ -43,7 +43,7 @@ def append(path: Path, record: Round) -> None:
     values = asdict(record)
     more = values.pop("more")
     line = json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False)
-    _add(path, f"{line}\n".encode())
+    files.append(path, f"{line}\n".encode())
 
 
 def seal(path: Path) -> None:
@@ -52,11 +52,15 @@ def seal(path: Path) -> None:
     done = copy.stat().st_size if copy.exists() else 0
     new = b""
     if path.exists():
-        with path.open("rb") as file:
-            file.seek(done)
-            new = file.read()
-    _add(copy, new)
-    _add(seals, _seals(new))
+
+        def read() -> bytes:
+            with path.open("rb") as file:
+                file.seek(done)
+                return file.read()
+
+        new = files.persistently(read, path)
+    files.append(copy, new)
+    files.append(seals, _seals(new))
 
 
 def read(path: Path) -> list[Round]:
@@ -76,16 +80,6 @@ def trim(path: Path, last: int) -> list[Round]:
         write_aside(copy, content)
         write_aside(seals, _seals(content))
     return [record for _, record in kept]
-
-
-def _add(path: Path, content: bytes) -> None:
-    new = not path.exists()
-    with path.open("ab") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    if new:
-        sync(path.parent)
 
 
 def _beside(path: Path) -> tuple[Path, Path]:

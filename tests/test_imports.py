@@ -20,6 +20,7 @@ LAYERS = [  # a module may import from its own layer's packages and from those a
         "pack",
         "sealed",
         "lock",
+        "logs",
         "twins",
         "line",
         "ranks",

@@ -3,6 +3,7 @@ breach of the contract has finished for this round, and is named in `faults`."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from cutlayer.cohorts.contract import Contract
 from cutlayer.cohorts.orders import told
 from cutlayer.cohorts.roster import Roster
 from cutlayer.cohorts.seam import Muster
-from cutlayer.errors import ContractError, FrameError, RoundAbandoned
+from cutlayer.errors import ContractError, FrameError, RoundAbandoned, StoreError
 from cutlayer.local import joint
 from cutlayer.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.net import Code, plain
@@ -26,6 +27,7 @@ from cutlayer.waves import Wave
 
 AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
 SHORT = ("Features", "CutGrad")  # what may be shortened on its way, at a loss
+log = logging.getLogger(__name__)
 TICK = 0.5  # seconds between looks at the clock while waiting for clients
 
 
@@ -95,7 +97,12 @@ class NetCohort:
         quorum of the least number."""
         rules = self.rules
         self.poll()
-        for name in self.hub.revoked() & {session.name for session in self.roster.sessions.values()}:
+        try:
+            revoked = self.hub.revoked()
+        except StoreError as error:
+            log.error("nobody new is admitted: %s", error)
+            revoked = set()
+        for name in revoked & {session.name for session in self.roster.sessions.values()}:
             self._revoke(name)
         if self.roster.fixed:
             self._wait(len(self.roster.entries), self.grace)

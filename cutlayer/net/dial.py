@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 import random
 import re
+import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +20,8 @@ from cutlayer.net.hub import GREETING, METHOD, OPTIONS
 from cutlayer.net.identity import Identity
 
 FIRST, LONGEST = 0.5, 30.0  # seconds: the back-off's first bound, and its last
-UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "Tls handshake failed")  # in what grpc says
+UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification")  # in what grpc says: proven, and for good
+SOON = 5.0  # seconds for a look at how a server speaks
 
 
 class Refused(AuthError):
@@ -82,6 +85,22 @@ class Line:
         """After what has been sent."""
         self._out.put(None)
         self._channel.close()
+
+
+def speaks_tls(server: str) -> bool:
+    """Whether whoever listens there shows a certificate."""
+    host, _, port = server.rpartition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is said: a look at how it speaks
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=SOON) as bare,
+            context.wrap_socket(bare, server_hostname=host.strip("[]")) as secured,
+        ):
+            return secured.getpeercert(binary_form=True) is not None
+    except OSError:
+        return False
 
 
 def waits(seed: int | None = None) -> Iterator[float]:

@@ -89,7 +89,7 @@ def leaves(out: Path, script: Script, match: str, said: dict[str, Any] | None = 
     """The client raises, and its files are as they were: no more, no fewer, the same bytes."""
     kept(out, "send" if said is None else said["labels"])
     before = files(out)
-    assert len(before) == 2
+    assert len(before) == 4  # of two rounds, each twice
     error = met(out, script, said)
     assert isinstance(error, of) and match in str(error), repr(error)
     assert files(out) == before

@@ -250,9 +250,7 @@ def test_join_is_told_that_it_needs_a_certificate(said: Output) -> None:
     hub.start()
     assert run(f"join --server 127.0.0.1:{hub.port} --name a --data mine.npz --quiet") == 2
     hub.stop(0.1)
-    assert said()[1].endswith(
-        "closes the connection before a word is said; expected certs, which it seems to ask for\n"
-    )
+    assert said()[1].endswith("it shows a certificate; expected certs, to show ours\n")
 
 
 def test_join_names_the_folders_that_there_are(said: Output) -> None:

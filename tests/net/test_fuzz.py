@@ -35,7 +35,7 @@ from tests.net.play import NAMES, SOON, certs, network, play, rows
 from tests.net.station import LIMITS, Station, frame_of, memory_of, played, station
 from tests.net.test_bits import same
 
-FRAMES, SEED = 100_000, 2026
+FRAMES, SEED = 40_000, 2026  # `make nightly` has a million
 DOWN = ("Plan", "Features", "CutGrad", "Adopt", "Bye")
 GROWTH = 50 * 2**20
 Heard = Callable[[Frame], bool]
@@ -222,10 +222,10 @@ def test_broken_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"refused {refused.total():,}, accepted {accepted.total():,}, idle {idle:,}, unfinished {unread:,}")
     print(f"refused {dict(refused)}\naccepted {dict(accepted)}\n{dict(ways)}\nmemory {(most - begin) / 2**20:.1f} MiB")
     kinds = {target.kind for target in known}
-    assert all(refused[kind] > 100 for kind in kinds - {"Stop"}), refused
-    assert all(accepted[kind] > 20 for kind in kinds - {"Stop"}), accepted
+    assert all(refused[kind] > 40 for kind in kinds - {"Stop"}), refused
+    assert all(accepted[kind] > 8 for kind in kinds - {"Stop"}), accepted
     assert refused.total() > FRAMES / 2 and accepted.total() > FRAMES / 20
-    assert ways["untouched", True] > 1000 and ways["absurd", True] + ways["noise", True] < 100
+    assert ways["untouched", True] > 400 and ways["absurd", True] + ways["noise", True] < 100
     assert most - begin < GROWTH
     assert saved and len(kept) >= 4
     assert all(path.read_bytes() == content for path, content in kept.items()), "what clients kept"
@@ -247,6 +247,7 @@ def test_broken_frames_while_others_train(
     """Over sockets and TLS, by a client with a good certificate: the others' bits are the simulator's."""
     unhurried(monkeypatch)
     monkeypatch.setattr("cutlayer.net.hub.Reader", Counting)
+    monkeypatch.setattr("cutlayer.net.hub.VISITS", 10_000)
     Counting.read_so_far = 0
     streams, rounds, per = 960, 6, 8
     pieces = [target.piece for target in targets(tmp_path / "frames") if target.kind != "Ready"]
