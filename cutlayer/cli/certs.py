@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     known = actions.add_parser("list", help="who has a certificate, until when, and who is revoked")
     for action in (init, client, renew):
         action.add_argument(
-            "--days", type=int, metavar="N", help="how long it is valid (default: 730; with `renew ca`: 3650)"
+            "--days", type=int, metavar="N", help="how long it is valid (default: 730; the authority's: 3650)"
         )
     for action in (init, client, renew, revoke, known):
         action.add_argument(
@@ -67,7 +67,7 @@ def _renewal(renew: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="a client, `server`, or `ca`, the authority, which keeps its key (default: what ends within 30 days)",
     )
-    renew.add_argument("--all", action="store_true", help="everybody who is not revoked, and the authority")
+    renew.add_argument("--all", action="store_true", help="the server and every client that is not revoked")
     renew.add_argument(
         "--keep-key", action="store_true", help="certify the key that is there (default: a new one, but for `ca`)"
     )
@@ -110,7 +110,8 @@ def _renew(folder: Path, args: argparse.Namespace) -> list[Path]:
     from cutlayer.net import renewal
 
     expect(not (args.all and args.names), "--all", " ".join(args.names), "no names beside it")
-    names = args.names or (renewal.everybody(folder) if args.all else renewal.due(folder))
+    due = args.names or renewal.due(folder)
+    names = [name for name in renewal.everybody(folder) if name != "ca" or name in due] if args.all else due
     names += ["server"] if args.host and not args.names and "server" not in names else []
     if not names:
         console.print(f"nothing in {folder} ends within {renewal.WITHIN.days} days", markup=False)

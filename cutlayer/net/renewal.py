@@ -28,7 +28,8 @@ class Renewed:
 
 @dataclass(frozen=True)
 class Terms:
-    """How to renew. `days`: as at first, unless given. `hosts`: of the server, in place of those it had."""
+    """How to renew. `days`: as at first, unless given; for the authority only where nobody else is renewed with it, so
+    that it outlives them. `hosts`: of the server, in place of those it had."""
 
     days: int | None = None
     keep_key: bool = False
@@ -65,13 +66,16 @@ def renew(folder: Path, names: Sequence[str], terms: Terms | None = None) -> lis
         if name not in there:
             raise unknown("certificate", name, there)
         expect(name not in refused, "client name", name, "one that is not revoked: it would be refused all the same")
+        if (key := folder / name / "key.pem").exists():
+            keys.read(key)  # what others may read is said before anything is written
     expect(not terms.hosts or "server" in names, "hosts", list(terms.hosts), "the server among those renewed")
     more = {name: _kept(shown(_path(folder, name)), terms.hosts if name == "server" else ()) for name in names}
     for path in sorted(folder.glob("*/ca.pem")):
-        _authorities(path)  # what is damaged is said before anything is written
+        _authorities(path)  # and so is what is damaged
     done = []
     if "ca" in names:
-        cert = self_signed(signing.key, signing.cert.subject, span(terms.days or DAYS["ca"]))
+        days = terms.days if set(names) == {"ca"} else None
+        cert = self_signed(signing.key, signing.cert.subject, span(days or DAYS["ca"]))
         signing = Authority(signing.key, cert)
         files = [file for path in sorted(folder.glob("*/ca.pem")) for file in _believe(path, cert)]
         done.append(Renewed("ca", cert.not_valid_after_utc, files))

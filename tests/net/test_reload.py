@@ -179,6 +179,26 @@ def test_whom_it_believes_is_renewed_too(folder: Path) -> None:
             say(b"3")
 
 
+@pytest.mark.usefixtures("_at_once")
+def test_an_authority_is_renewed_while_all_of_them_run(folder: Path) -> None:
+    """In any order: old and new certificates of one key are believed, by whoever has either."""
+    early = identity.read(folder, "ward-3")
+    with serving(folder) as station:
+        renew(folder, ["ca"])
+        late = identity.read(folder, "ward-3")
+        assert late.ca != early.ca and late.cert == early.cert
+        renewed = Watched(folder, "ward-3", print)
+        renew(folder, ["ward-3"])
+        new = renewed.proven()
+        for who in (early, late, new, Identity(new.key, new.cert, early.ca)):
+            with dialled(station.port, who) as say:
+                assert say(b"1") == b"1"
+        renew(folder, ["server"])
+        for who in (early, late, new):
+            with dialled(station.port, who) as say:
+                assert say(b"2") == b"2"
+
+
 def test_a_server_looks_once_a_second(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, stamped = [100.0], []
     plain = reload._stamp

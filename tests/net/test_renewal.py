@@ -147,6 +147,10 @@ def test_what_cannot_be_renewed(folder: Path, tmp_path: Path) -> None:
     for days in (0, -3):
         with pytest.raises(ContractError, match=f"days = {days}: expected 1 to"):
             Terms(days=days)
+    if os.name == "posix":
+        (folder / "server" / "key.pem").chmod(0o644)
+        with pytest.raises(AuthError, match=r"server/key\.pem: a key that others may read, mode = 0644"):
+            renew(folder, ["ward-3", "server"])
     assert changed(folder, before) == set()
     (folder / "server" / "ca.pem").write_text("nonsense")
     with pytest.raises(StoreError, match=r"server/ca\.pem: cannot be read, or damaged"):
@@ -259,9 +263,19 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, out = certs(folder, capsys, "renew", "server", "--host", "train.example.org")
     assert code == 0 and "train.example.org" in str(identity.shown(folder / "server" / "cert.pem").extensions)
     before = content(folder)
-    code, out = certs(folder, capsys, "renew", "--all")
+    code, out = certs(folder, capsys, "renew", "--all", "--days", "90")
+    assert code == 0 and len(changed(folder, before)) == 6 and "ca: " not in out
+    before = content(folder)
+    code, out = certs(folder, capsys, "renew", "ca")
     assert code == 0 and "ca: valid until" in out and "carry each folder's ca.pem" in out
-    assert len(changed(folder, before)) == 10  # all but the authority's key
+    assert len(changed(folder, before)) == 4
+    assert certs(folder, capsys, "renew", "ca", "--days", "20")[0] == 0
+    code, out = certs(folder, capsys, "renew", "--all", "--days", "90")
+    assert code == 0 and "ca: valid until" in out, "it is due: what it signs would end with it"
+    assert len({path for path in content(folder) if path.suffix == ".pem"}) == 10
+    ends = {name: f"{until - datetime.datetime.now(datetime.UTC)}".split()[0] for name, until in identity.known(folder)}
+    assert set(ends.values()) == {"89"}
+    assert identity.authority(folder).cert.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > 3649 * DAY
     for said, why in (
         (["ward-9"], "unknown certificate 'ward-9': did you mean"),
         (["--all", "ward-3"], "--all = 'ward-3': expected no names beside it"),
