@@ -12,6 +12,7 @@ import rich.box
 import rich.table
 
 from cutlayer.cli.output import console
+from cutlayer.errors import expect
 from cutlayer.extras import needs
 
 ABOUT = """\
@@ -22,6 +23,8 @@ is needed only to make certificates.
 examples:
   cutlayer certs init --host train.example.org --host 10.0.0.7    an authority, and the server's certificate
   cutlayer certs client ward-3                                    a client's: certs/ward-3
+  cutlayer certs renew                                            whatever ends within 30 days
+  cutlayer certs renew ward-3 server                              or these; the server takes its own without a restart
   cutlayer certs revoke ward-3                                    from now on it is refused
   cutlayer certs list
 """
@@ -40,15 +43,37 @@ def add(commands: Any) -> None:
         help="a name or address by which clients reach the server; may be repeated (default: this machine's)",
     )
     client = actions.add_parser("client", help="a client's certificate, or several clients'")
+    renew = actions.add_parser("renew", help="new certificates for those that end within 30 days, or for whom you name")
+    _renewal(renew)
     revoke = actions.add_parser("revoke", help="refuse a client from now on")
     for action in (client, revoke):
         action.add_argument("names", nargs="+", metavar="NAME", help="letters, digits, '.', '_' or '-'")
     known = actions.add_parser("list", help="who has a certificate, until when, and who is revoked")
-    for action in (init, client, revoke, known):
+    for action in (init, client, renew):
+        action.add_argument(
+            "--days", type=int, metavar="N", help="how long it is valid (default: 730; the authority's: 3650)"
+        )
+    for action in (init, client, renew, revoke, known):
         action.add_argument(
             "--folder", default="certs", metavar="FOLDER", help="where all of them are (default: certs)"
         )
         action.set_defaults(run=_run)
+
+
+def _renewal(renew: argparse.ArgumentParser) -> None:
+    renew.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a client, `server`, or `ca`, the authority, which keeps its key (default: what ends within 30 days)",
+    )
+    renew.add_argument("--all", action="store_true", help="the server and every client that is not revoked")
+    renew.add_argument(
+        "--keep-key", action="store_true", help="certify the key that is there (default: a new one, but for `ca`)"
+    )
+    renew.add_argument(
+        "--host", action="append", metavar="NAME", help="the server's names from now on; may be repeated"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -59,10 +84,13 @@ def _run(args: argparse.Namespace) -> int:
     match args.action:
         case "init":
             hosts = args.host or [socket.gethostname(), "localhost", "127.0.0.1"]
-            made = identity.create(folder, hosts)
+            made = identity.create(folder, hosts, identity.DAYS["server"] if args.days is None else args.days)
             console.print(f"a server reached as {', '.join(hosts)}; next: cutlayer certs client NAME", markup=False)
         case "client":
-            made = identity.issue(folder, *args.names)
+            days = identity.DAYS["client"] if args.days is None else args.days
+            made = identity.issue(folder, *args.names, days=days)
+        case "renew":
+            made = _renew(folder, args)
         case "revoke":
             made = [identity.revoke(folder, *args.names)]
             console.print(f"{', '.join(args.names)}: refused from the next round on", markup=False)
@@ -72,19 +100,54 @@ def _run(args: argparse.Namespace) -> int:
         case _:
             _list(folder)
             return 0
-    console.print("wrote " + ", ".join(str(path) for path in made), soft_wrap=True, markup=False)
+    if made:
+        console.print("wrote " + ", ".join(str(path) for path in made), soft_wrap=True, markup=False)
     return 0
 
 
+def _renew(folder: Path, args: argparse.Namespace) -> list[Path]:
+    """What was written, after who is to get it has been said."""
+    from cutlayer.net import renewal
+
+    expect(not (args.all and args.names), "--all", " ".join(args.names), "no names beside it")
+    due = args.names or renewal.due(folder)
+    names = [name for name in renewal.everybody(folder) if name != "ca" or name in due] if args.all else due
+    names += ["server"] if args.host and not args.names and "server" not in names else []
+    if not names:
+        console.print(f"nothing in {folder} ends within {renewal.WITHIN.days} days", markup=False)
+        return []
+    done = renewal.renew(folder, names, renewal.Terms(args.days, args.keep_key, tuple(args.host or ())))
+    for one in done:
+        console.print(f"{one.name}: valid until {one.until:%Y-%m-%d}; {_carry(folder, one.name)}", markup=False)
+    return list(dict.fromkeys(path for one in done for path in one.files))
+
+
+def _carry(folder: Path, name: str) -> str:
+    if name == "ca":
+        return "carry each folder's ca.pem to where the folder is in use; what it has signed stays good"
+    home = folder / name
+    if name == "server":
+        return f"a server that runs with {home} takes it at the next connection; elsewhere, carry its three .pem files"
+    return f"carry {home} to {name}, which takes it when it next connects; until then its old one is good"
+
+
 def _list(folder: Path) -> None:
-    from cutlayer.net import identity
+    from cutlayer.net import identity, renewal
+    from cutlayer.net.certificates import left
 
     table = rich.table.Table("name", "valid until", "", box=rich.box.SIMPLE)
-    revoked, now = identity.revoked(folder / "server"), datetime.datetime.now(datetime.UTC)
-    known = identity.known(folder)
+    known, now = identity.known(folder), datetime.datetime.now(datetime.UTC)
+    revoked = identity.revoked(folder / "server") if (folder / "server").exists() else set()
+    if (folder / "ca" / "ca.pem").exists():
+        known = [("ca", identity.shown(folder / "ca" / "ca.pem").not_valid_after_utc), *known]
+    ending = False
     for name, until in known:
-        state = "revoked" if name in revoked else "expired" if until < now else ""
+        soon = left(until, renewal.WITHIN, now)
+        state = "revoked" if name in revoked else "expired" if until < now else soon.partition(",")[0]
+        ending = ending or (bool(soon) and name not in revoked)
         table.add_row(name, f"{until:%Y-%m-%d}", state)
     for name in sorted(revoked - {name for name, _ in known}):
         table.add_row(name, "-", "revoked")
     console.print(table)
+    if ending:
+        console.print("next: cutlayer certs renew", markup=False)

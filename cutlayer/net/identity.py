@@ -8,36 +8,54 @@ FOLDER/NAME/      ca.pem, cert.pem, key.pem          one folder for each client,
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import os
 import re
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from cutlayer.errors import AuthError, ContractError, StoreError, expect
+from cutlayer.errors import AuthError, StoreError, expect
 from cutlayer.files import write_aside
+from cutlayer.net import keys, plain
+from cutlayer.net.certificates import (
+    Authority,
+    Span,
+    common_name,
+    left,
+    named,
+    new_key,
+    pem,
+    reached,
+    self_signed,
+    signed,
+    signer,
+)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 RESERVED = ("ca", "server")
 REVOKED = "revoked.txt"
-YEARS = {"ca": 10, "server": 2, "client": 2}
+DAYS = {"ca": 3650, "server": 730, "client": 730}
+LONGEST = 36500  # days
 SKEW = datetime.timedelta(minutes=5)  # clocks differ
+SOON = datetime.timedelta(days=14)  # what ends by then is warned of
+TRIES, NAP = 3, 0.1  # how often a key and a certificate that do not fit are read, and seconds between
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What one end of a connection shows, and whom it believes."""
+    """What one end of a connection shows, and whom it believes. `folder`: where it was read, if it was."""
 
     key: bytes
     cert: bytes
     ca: bytes
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -54,64 +72,124 @@ class Identity:
 
 
 def read(folder: Path, name: str = "") -> Identity:
-    """The identity in a folder of `cutlayer certs`, or in the one of this name in it."""
+    """The identity in a folder of `cutlayer certs`, or in the one of this name in it. It is proven: see `prove`."""
     folder = place(folder, name)
+    for attempt in range(TRIES):  # perhaps it is just being renewed, or carried here
+        time.sleep(NAP if attempt else 0)
+        if (who := _read(folder)) is not None:
+            break
+    else:
+        raise AuthError(
+            f"{folder / 'key.pem'}: not the key of {folder / 'cert.pem'}; expected both as they were made together: "
+            "carry the folder over again"
+        )
+    prove(who)
+    return who
+
+
+def _read(folder: Path) -> Identity | None:
+    """None: key and certificate do not belong together."""
     try:
-        key, cert, ca = ((folder / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
+        secret = keys.read(folder / "key.pem")
+        cert, ca = ((folder / name).read_bytes() for name in ("cert.pem", "ca.pem"))
     except OSError as error:
         inside = sorted(path.parent.name for path in folder.glob("*/key.pem"))
         hint = f"; there are folders of {', '.join(inside)}: expected one of them, or its name" if inside else ""
         raise StoreError(f"{folder}: expected key.pem, cert.pem and ca.pem in it; {error}{hint}") from error
     try:
-        mine = x509.load_pem_x509_certificate(cert)
-        fits = serialization.load_pem_private_key(key, None).public_key() == mine.public_key()
+        key = keys.fitting(secret, x509.load_pem_x509_certificate(cert))
+        x509.load_pem_x509_certificates(cert)
         x509.load_pem_x509_certificates(ca)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise StoreError(f"{folder}: a damaged certificate or key: {error}") from error
-    if not fits:
-        raise StoreError(f"{folder}: key.pem is not the key of cert.pem")
-    until = mine.not_valid_after_utc
-    if until < datetime.datetime.now(datetime.UTC):
-        raise AuthError(f"{folder}: its certificate has expired on {until:%Y-%m-%d}; expected a new one")
-    return Identity(key, cert, ca)
+    return None if key is None else Identity(key, cert, ca, folder)
+
+
+def prove(who: Identity, now: datetime.datetime | None = None) -> None:
+    """Refuse, as the other end would, what its own authority has not signed, has expired, or is not valid yet."""
+    folder, now = who.folder or Path(), now or _now()
+    file, name = folder / "cert.pem", plain(who.name)
+    ca = signer(who.cert, who.ca)
+    if ca is None:
+        raise AuthError(
+            f"{file}: not signed by the authority in {folder / 'ca.pem'}; expected certificate and authority as "
+            f"`cutlayer certs` wrote them together: carry the folder of {name} over again"
+        )
+    own = x509.load_pem_x509_certificates(who.cert)
+    for cert, path, renewed in (*((one, file, name) for one in own), (ca, folder / "ca.pem", "ca")):
+        since, until = cert.not_valid_before_utc, cert.not_valid_after_utc
+        if until < now:
+            raise AuthError(
+                f"{path}: this certificate has expired on {until:%Y-%m-%d}; expected a new one: "
+                f"`cutlayer certs renew {renewed}` where the authority's key is, then carry it here"
+            )
+        if since > now:
+            raise AuthError(
+                f"{path}: this certificate is not valid before {since:%Y-%m-%d %H:%M} UTC, and here it is "
+                f"{now:%Y-%m-%d %H:%M}; expected a clock that is right"
+            )
+
+
+def ends(who: Identity) -> datetime.datetime:
+    """Until when its certificate is valid."""
+    return x509.load_pem_x509_certificate(who.cert).not_valid_after_utc
+
+
+def warning(who: Identity, now: datetime.datetime | None = None) -> str | None:
+    """What to say if its certificate, or its authority's, ends soon."""
+    where, name, ca = str(who.folder or who.name), who.name, signer(who.cert, who.ca)
+    said = [_warning(f"{where}: its certificate", ends(who), name, now)]
+    if ca is not None:
+        said.append(_warning(f"{where}: its authority's certificate", ca.not_valid_after_utc, "ca", now))
+    return "; ".join(one for one in said if one) or None
+
+
+def client_warning(pem: bytes, now: datetime.datetime | None = None) -> str | None:
+    """The same of a client at the other end, from the certificate it has shown (grpc's `x509_pem_cert`)."""
+    try:
+        cert = x509.load_pem_x509_certificate(pem)
+        name = plain(common_name(cert))
+    except ValueError:  # grpc has read it, and may be less strict
+        return None
+    return _warning(f"client {name}: its certificate", cert.not_valid_after_utc, name, now)
+
+
+def _warning(what: str, until: datetime.datetime, name: str, now: datetime.datetime | None) -> str | None:
+    said = left(until, SOON, now or _now())
+    return f"{what} {said}; `cutlayer certs renew {name}`" if said else None
 
 
 def place(folder: Path, name: str) -> Path:
     """The folder itself, or the one of this name in it."""
-    within = bool(name) and not (folder / "key.pem").exists() and (folder / name / "key.pem").exists()
+    there = os.path.exists  # of what may not be looked at, it says no
+    within = bool(name) and not there(folder / "key.pem") and there(folder / name / "key.pem")
     return folder / name if within else folder
 
 
-def create(folder: Path, hosts: Sequence[str]) -> list[Path]:
+def create(folder: Path, hosts: Sequence[str], days: int = DAYS["server"]) -> list[Path]:
     """A new authority, and a certificate for a server that is reached by these names and addresses."""
     if (folder / "ca" / "ca.key").exists():
         raise StoreError(f"{folder / 'ca'}: there is an authority already; clients of a new one would not be believed")
     expect(len(hosts) > 0, "hosts", list(hosts), "a name or address by which clients reach the server")
     if (folder / "server" / "key.pem").exists():
         raise StoreError(f"{folder / 'server'}: there is a certificate already, of an authority that is not here")
-    for host in hosts:
-        _host(host)  # before anything is written
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _named("cutlayer authority")
-    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    cert = (
-        _begun(name, name, key, key, YEARS["ca"])
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    made = [_write(folder / "ca" / "ca.key", _pem(key)), _write(folder / "ca" / "ca.pem", _pem(cert))]
-    return [*made, *_issue(folder, "server", hosts, ExtendedKeyUsageOID.SERVER_AUTH, YEARS["server"])]
+    check_days(days)
+    reached(hosts)  # before anything is written
+    key = new_key()
+    cert = self_signed(key, named("cutlayer authority"), span(DAYS["ca"]))
+    made = [keys.write(folder / "ca" / "ca.key", pem(key)), keys.write(folder / "ca" / "ca.pem", pem(cert))]
+    return [*made, *_issue(folder, "server", hosts, ExtendedKeyUsageOID.SERVER_AUTH, days)]
 
 
-def issue(folder: Path, *names: str) -> list[Path]:
+def issue(folder: Path, *names: str, days: int = DAYS["client"]) -> list[Path]:
     """A certificate for each of these clients; for none of them where one cannot be."""
+    check_days(days)
     for name in names:
         check_name(name)
         if (folder / name / "key.pem").exists():
             raise StoreError(f"{folder / name}: there is a certificate already; delete the folder for a new one")
-    use, years = ExtendedKeyUsageOID.CLIENT_AUTH, YEARS["client"]
-    return [path for name in dict.fromkeys(names) for path in _issue(folder, name, [], use, years)]
+    use = ExtendedKeyUsageOID.CLIENT_AUTH
+    return [path for name in dict.fromkeys(names) for path in _issue(folder, name, [], use, days)]
 
 
 def revoke(folder: Path, *names: str) -> Path:
@@ -128,8 +206,21 @@ def revoke(folder: Path, *names: str) -> Path:
 
 
 def revoked(server: Path) -> set[str]:
+    """Who is refused. Nobody only if the server's folder is there and no such file in it: what cannot be read, or is
+    damaged, is an error, and nobody may come in on it."""
     path = server / REVOKED
-    return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
+    try:
+        names = path.read_text(encoding="utf-8").split()
+    except FileNotFoundError as error:
+        if os.path.exists(server / "cert.pem") and not path.is_symlink():
+            return set()
+        raise StoreError(f"{path}: cannot be read: {error}; expected the server's folder, as it was") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: cannot be read: {error}; expected names of clients, one a line") from error
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise StoreError(f"{path}: damaged: {plain(name, 70)!r}; expected names of clients, one a line")
+    return set(names)
 
 
 def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
@@ -137,14 +228,17 @@ def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
     certs = sorted(folder.glob("*/cert.pem"))
     if not certs:
         raise StoreError(f"{folder}: no certificates in it; expected `cutlayer certs init` first")
-    found = []
-    for path in certs:
-        try:
-            cert = x509.load_pem_x509_certificate(path.read_bytes())
-        except ValueError as error:
-            raise StoreError(f"{path}: a damaged certificate: {error}") from error
-        found.append((common_name(cert), cert.not_valid_after_utc))
-    return found
+    return [(common_name(cert), cert.not_valid_after_utc) for cert in map(shown, certs)]
+
+
+def shown(path: Path) -> x509.Certificate:
+    """The certificate in a file."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error}; expected a certificate") from error
+    except ValueError as error:
+        raise StoreError(f"{path}: a damaged certificate: {error}") from error
 
 
 def check_name(name: str) -> None:
@@ -152,78 +246,41 @@ def check_name(name: str) -> None:
     expect(good, "client name", name, f"letters, digits, '.', '_' or '-', up to 63, and not {' or '.join(RESERVED)}")
 
 
-def common_name(cert: x509.Certificate) -> str:
-    found = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
+def check_days(days: int) -> None:
+    expect(0 < days <= LONGEST, "days", days, f"1 to {LONGEST}")
 
 
-def _issue(folder: Path, name: str, hosts: Sequence[str], use: x509.ObjectIdentifier, years: int) -> list[Path]:
-    target = folder / name
+def authority(folder: Path) -> Authority:
+    """Who signs here."""
+    path = folder / "ca" / "ca.key"
     try:
-        ca_key = serialization.load_pem_private_key((folder / "ca" / "ca.key").read_bytes(), None)
-        ca_pem = (folder / "ca" / "ca.pem").read_bytes()
+        key = serialization.load_pem_private_key(keys.read(path), None)
     except FileNotFoundError as error:
         raise StoreError(f"{folder}: no authority in it; expected `cutlayer certs init` first") from error
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
-    ca = x509.load_pem_x509_certificate(ca_pem)
-    key = ec.generate_private_key(ec.SECP256R1())
-    usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
-    begun = (
-        _begun(_named(name), ca.subject, key, ca_key, years)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-    )
-    if hosts:
-        begun = begun.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-    cert = begun.sign(ca_key, hashes.SHA256())
-    files = (("key.pem", _pem(key)), ("cert.pem", _pem(cert)), ("ca.pem", ca_pem))
-    return [_write(target / file, content) for file, content in files]
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error}; expected the authority's key") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise StoreError(f"{path}: a damaged key: {error}") from error
+    cert = shown(folder / "ca" / "ca.pem")
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != cert.public_key():
+        raise StoreError(f"{path}: not the key of ca.pem; expected both as `cutlayer certs init` made them")
+    return Authority(key, cert)
 
 
-def _begun(
-    name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, years: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - SKEW)
-        .not_valid_after(now + datetime.timedelta(days=365 * years))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(authority, critical=False)
-    )
+def span(days: int) -> Span:
+    """From now on, for so long."""
+    now = _now()
+    return now - SKEW, now + datetime.timedelta(days=days)
 
 
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+def _issue(folder: Path, name: str, hosts: Sequence[str], use: x509.ObjectIdentifier, days: int) -> list[Path]:
+    ca, key = authority(folder), new_key()
+    more = [x509.ExtendedKeyUsage([use]), *([reached(hosts)] if hosts else [])]
+    cert = signed(ca, named(name), key.public_key(), more, span(days))
+    believed = (folder / "ca" / "ca.pem").read_bytes()
+    files = (("key.pem", pem(key)), ("cert.pem", pem(cert)), ("ca.pem", believed))
+    return [keys.write(folder / name / file, content) for file, content in files]
 
 
-def _host(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-            raise ContractError(f"host = {host!r}: expected a host name or an IP address") from None
-        return x509.DNSName(host)
-
-
-def _pem(item: ec.EllipticCurvePrivateKey | x509.Certificate) -> bytes:
-    if isinstance(item, x509.Certificate):
-        return item.public_bytes(serialization.Encoding.PEM)
-    plain = serialization.NoEncryption()
-    return item.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Keys are for their owner's eyes from the first byte."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    secret = path.suffix == ".key" or path.name == "key.pem"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    return path
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

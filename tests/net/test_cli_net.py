@@ -104,7 +104,7 @@ def test_certs(said: Output) -> None:
     ("line", "why"),
     [
         ("certs", "the following arguments are required: ACTION"),
-        ("certs lst", "unknown command 'lst': did you mean 'list'? valid: init, client, revoke, list"),
+        ("certs lst", "unknown command 'lst': did you mean 'list'? valid: init, client, renew, revoke, list"),
         ("certs list", "certs: no certificates in it; expected `cutlayer certs init` first"),
         ("certs client a", "certs: no authority in it; expected `cutlayer certs init` first"),
         ("certs client", "the following arguments are required: NAME"),
