@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from cutlayer import checkpoint, description, heap, store
+from cutlayer import checkpoint, description, heap, kept, store
 from cutlayer import config as text
 from cutlayer.comparison import Comparison, folder, slug
 from cutlayer.description import HEADER, Changes, restore, settle
@@ -140,6 +140,7 @@ def _prepare(stop: Event) -> None:
     def watch() -> None:
         while parent is not None and parent.is_alive() and not stop.wait(0.5):
             pass
+        kept.sweep()
         os._exit(1)  # wherever it is: a run can be resumed from any moment
 
     threading.Thread(target=watch, daemon=True).start()

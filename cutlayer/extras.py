@@ -9,6 +9,7 @@ from cutlayer.errors import ContractError
 EXTRAS = {
     "net": ("grpc", "msgspec", "cryptography", "zstandard"),
     "ui": ("starlette", "uvicorn"),
+    "metrics": ("prometheus_client",),
 }
 
 

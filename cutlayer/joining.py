@@ -24,6 +24,7 @@ from cutlayer.messages import Loss
 from cutlayer.net import identity, plain
 from cutlayer.net.dial import Gone, Line, speaks_tls, waits
 from cutlayer.net.frames import Frame
+from cutlayer.net.reload import Reminders, Watched
 from cutlayer.own import Own
 from cutlayer.remote import Remote
 from cutlayer.terms import LOOPBACK, Limits, Say, is_port
@@ -71,8 +72,9 @@ class Joining:
             )
         if self.certs is None and not self.name:
             raise ContractError("name = '': expected a name, or certs, whose certificate says it")
-        self.who = None if self.certs is None else identity.read(Path(self.certs), self.name)
-        self.name = self.name if self.who is None else self.who.name
+        self.watched = None if self.certs is None else Watched(Path(self.certs), self.name, self.say)
+        self.name = self.name if self.watched is None else self.watched.held.name
+        self._remind = Reminders(self.say)
         identity.check_name(self.name)
         self.remote: Remote | None = None
         self.welcome: Welcome | None = None
@@ -80,7 +82,9 @@ class Joining:
     def __call__(self) -> Joined:
         pauses, alone = waits(), time.monotonic()
         while True:
-            line, there = Line(self.server, self.who), False
+            who = None if self.watched is None else self.watched.proven()
+            self._remind("", None if who is None else identity.warning(who))
+            line, there = Line(self.server, who), False
             try:
                 self._greet(line)
                 pauses, there = waits(), True
@@ -95,9 +99,9 @@ class Joining:
                 if there:
                     alone = time.monotonic()
                 unwelcome = self.welcome is None and CLOSED in str(error)
-                if unwelcome and self.who is None and speaks_tls(self.server):
+                if unwelcome and who is None and speaks_tls(self.server):
                     raise AuthError(f"{self.server}: it shows a certificate; expected certs, to show ours") from error
-                gone, hint = time.monotonic() - alone, HINT if unwelcome and self.who is not None else ""
+                gone, hint = time.monotonic() - alone, HINT if unwelcome and who is not None else ""
                 if gone > self.patience:
                     raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}{hint}") from error
                 pause = next(pauses)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,9 +58,11 @@ class Parcel:
 
     def spill(self, folder: Path) -> None:
         """Put it on disk; the file goes when the parcel does."""
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
-        with os.fdopen(handle, "wb") as file:
-            file.write(self.bytes())
+        content = self.bytes()
+        with _SPILLING:
+            handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
         self._tensors, self._path = None, Path(name)
         weakref.finalize(self, _remove, self._path)
 
@@ -79,7 +82,8 @@ class Shelf:
 
     def _use(self, folder: Path) -> None:
         self._folder = folder
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        _FOLDERS.add(folder)
+        weakref.finalize(self, _clear, folder)
 
     def trim(self, kept: Kept) -> None:
         """Put parcels on disk, those not used for longest first, until the rest is within the limit."""
@@ -96,6 +100,22 @@ class Shelf:
                 assert self._folder is not None
                 kept[name].spill(self._folder)
                 excess -= sizes[name]
+
+
+_FOLDERS: set[Path] = set()  # of all shelves of this process
+_SPILLING = threading.Lock()
+
+
+def sweep() -> None:
+    """Remove what all shelves of this process have spilled, for good: it is about to end, wherever it is."""
+    _SPILLING.acquire()  # and nothing is spilled any more
+    for folder in list(_FOLDERS):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    _FOLDERS.discard(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

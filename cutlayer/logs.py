@@ -7,55 +7,74 @@ from __future__ import annotations
 
 import json
 import logging
-import logging.handlers
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from cutlayer.errors import ContractError, StoreError
 
 ROOT = "cutlayer"
+Show = Callable[[str], None]
 FORMATS = ("text", "json")
 SIZE, FILES = 10 * 2**20, 5  # bytes of a log file, and how many older ones are kept
-BURST, WINDOW = 30, 60.0  # so many lines of one kind in so many seconds
-Form = Literal["text", "json"]
+BURST, ALL, WINDOW = 30, 600, 60.0  # so many lines of one kind, and of all kinds, in so many seconds
+KINDS = 1000  # that are told apart
 
 
-def set_up(form: str = "text", file: str | Path | None = None, show: Callable[[str], None] | None = None) -> None:
-    """Send the log to standard error (or to `show`, line by line) and, if given, to a file that is renamed when it has
+def set_up(form: str = "text", file: str | Path | None = None, quiet: bool = False) -> None:
+    """Send the log to standard error (`quiet`: warnings alone) and, if given, to a file that is renamed when it has
     grown large."""
     if form not in FORMATS:
         raise ContractError(f"log_format = {form!r}: expected 'text' or 'json'")
-    handlers: list[logging.Handler] = [Lines(show)]
+    handlers: list[logging.Handler] = [Lines()]
+    handlers[0].setLevel(logging.WARNING if quiet else logging.INFO)
     if file is not None:
+        from logging.handlers import RotatingFileHandler  # here: it loads much
+
         try:
-            handlers.append(logging.handlers.RotatingFileHandler(file, maxBytes=SIZE, backupCount=FILES))
+            handlers.append(RotatingFileHandler(file, maxBytes=SIZE, backupCount=FILES, encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StoreError(f"log_file = {str(file)!r}: cannot be written: {error}") from error
     root = logging.getLogger(ROOT)
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
+    sparing = Sparing()
     for handler in handlers:
         handler.setFormatter(Json() if form == "json" else Text())
-        handler.addFilter(Sparing())
+        handler.addFilter(sparing)
         root.addHandler(handler)
     root.setLevel(logging.INFO)
-    root.propagate = False
+
+
+@contextmanager
+def shown_by(show: Show) -> Iterator[None]:
+    """Meanwhile, lines go to `show` instead of standard error: something else is drawn there."""
+    lines = [handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, Lines)]
+    for handler in lines:
+        handler.show = show
+    try:
+        yield
+    finally:
+        for handler in lines:
+            handler.show = to_stderr
+
+
+def to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Lines(logging.Handler):
-    """Each line to standard error, whatever that is by then, or to a function."""
+    """Each line to standard error, whatever that is by then, or where somebody else shows it."""
 
-    def __init__(self, show: Callable[[str], None] | None) -> None:
-        super().__init__()
-        self._show = show or (lambda line: print(line, file=sys.stderr, flush=True))
+    show: Show = staticmethod(to_stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._show(self.format(record))
+            self.show(self.format(record))
         except OSError:  # nobody reads it any more
             return
 
@@ -87,21 +106,32 @@ def _when(record: logging.LogRecord) -> str:
 
 
 class Sparing(logging.Filter):
-    """Lets through so many lines of one kind a minute (a kind is a line before its values are put in), and says how
-    many there were beyond that."""
+    """Lets through so many lines of one kind a minute, and so many in all. Lines are of one kind that differ in numbers
+    alone. What was left out is counted, and said with the next line of its kind."""
 
-    def __init__(self, burst: int = BURST, window: float = WINDOW) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.burst, self.window = burst, window
-        self._seen: dict[str, tuple[float, int]] = {}  # of each kind: since when, and how many
+        self._since = 0.0
+        self._all = 0
+        self._seen: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = str(record.msg)
-        since, count = self._seen.get(kind, (record.created, 0))
-        if record.created - since >= self.window:
-            more = count - self.burst
-            if more > 0:
-                record.msg, record.args = f"{record.getMessage()} (and {more} more like it before)", ()
-            since, count = record.created, 0
-        self._seen[kind] = since, count + 1
-        return count < self.burst
+        """Asked once for a line, however many handlers there are."""
+        about = record.__dict__
+        if "spared" not in about:
+            about["spared"] = not self._lets(record)
+        return not about["spared"]
+
+    def _lets(self, record: logging.LogRecord) -> bool:
+        if record.created - self._since >= WINDOW:
+            self._since, self._all = record.created, 0
+            self._seen = {kind: BURST - many for kind, many in self._seen.items() if many > BURST}  # below 0: left out
+        kind = re.sub(r"[0-9]+", "0", record.getMessage())[:200]
+        kind = kind if kind in self._seen or len(self._seen) < KINDS else "others"
+        many = self._seen.get(kind, 0)
+        if many < 0:
+            record.msg, record.args = f"{record.getMessage()} ({-many} more like it were left out)", ()
+            many = 0
+        self._seen[kind] = many + 1
+        self._all += many < BURST
+        return many < BURST and self._all <= ALL

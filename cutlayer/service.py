@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -24,16 +26,18 @@ from cutlayer.cohorts.orders import sendable
 from cutlayer.cohorts.roster import Roster
 from cutlayer.cut import Cut, Layout, blocks_of, cut_range, probe
 from cutlayer.data.source import source
-from cutlayer.errors import Diverged, expect
+from cutlayer.errors import CutlayerError, Diverged, expect
 from cutlayer.flat import half
 from cutlayer.net import identity
 from cutlayer.net.frames import written
 from cutlayer.net.hub import Hub
+from cutlayer.net.reload import Reminders
 from cutlayer.run import Run
 from cutlayer.schemes.passes import Loss
 from cutlayer.terms import Net
 from cutlayer.twins import twin
 
+log = logging.getLogger(__name__)
 LINGER = 5.0  # seconds for clients that are away when a run ends
 
 
@@ -96,6 +100,8 @@ class Service:
         )
         list(written("Welcome", words(self.welcome)))  # it fits into a frame, or that is said now
         who = None if net.certs is None else identity.read(net.certs, "server")
+        self._folder = None if net.certs is None else identity.place(net.certs, "server")
+        self._remind = Reminders(log.warning)
         expect(who is None or who.serves, "certs", str(net.certs), "the server's certificate, not a client's")
         self.hub = Hub(net.listen, who, self._admit, self._revoked)
         self.roster = Roster(self.roster_path)
@@ -112,6 +118,7 @@ class Service:
     def open(self, run: Run) -> Iterator[None]:
         """Listen as long as the run lasts; at its end clients are told, and given the front."""
         sendable(run.setup.optimizer, run.setup.local)
+        self.check_certificate()
         self.hub.start()
         try:
             yield
@@ -119,6 +126,11 @@ class Service:
         except Diverged as error:  # anything else can be resumed: clients wait for that
             for session in self.roster.sessions.values():
                 session.send("Bye", {"why": str(error)})
+            raise
+        except BaseException as error:
+            said = {"round": run.state.n + 1, "attempt": 0, "why": f"the server ends: {type(error).__name__}"}
+            for session in list(self.roster.sessions.values()):
+                session.send("Stop", said)
             raise
         finally:
             self.hub.stop()
@@ -147,7 +159,13 @@ class Service:
         return words(self.welcome)
 
     def _revoked(self) -> set[str]:
-        return set() if self.net.certs is None else identity.revoked(identity.place(self.net.certs, "server"))
+        return set() if self._folder is None else identity.revoked(self._folder)
+
+    def check_certificate(self) -> None:
+        """Say it if our own certificate ends soon; once a day, however often this is called."""
+        if self._folder is not None:
+            with contextlib.suppress(CutlayerError):  # the hub says what is wrong with it
+                self._remind("server", identity.warning(identity.read(self._folder)))
 
     def _select(self, there: int) -> int:
         wanted = self.participation

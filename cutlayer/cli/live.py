@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cutlayer import logs
 from cutlayer.cli.output import console
 from cutlayer.progress import Plain
 
@@ -21,25 +23,31 @@ if TYPE_CHECKING:
     from cutlayer.service import Service
 
 SHOWN = 30  # clients
+log = logging.getLogger(__name__)
 
 
 def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Round]:
     """The rounds of a run, shown as they come."""
     plain, view = Plain(quiet), View(experiment, service)
     if quiet or not console.is_terminal:
-        if not quiet:
-            service.cohort.say = lambda line: print(line, flush=True)
-        for record in experiment:
-            for fault in record.faults if not quiet else ():
-                print(f"round {record.n}: {fault}", flush=True)
+        for record in _logged(experiment, service):
             plain.say(view.line())
             yield record
         return
-    with Live(console=console, refresh_per_second=2, get_renderable=view, transient=True):
-        for record in experiment:
-            for fault in record.faults:
-                console.print(f"round {record.n}: {fault}", markup=False)
-            yield record
+    with (
+        logs.shown_by(lambda line: console.print(line, markup=False, highlight=False)),
+        Live(console=console, refresh_per_second=2, get_renderable=view, transient=True),
+    ):
+        yield from _logged(experiment, service)
+
+
+def _logged(experiment: Experiment, service: Service) -> Iterator[Round]:
+    """The rounds of a run, and in the log what went wrong in them."""
+    for record in experiment:
+        for fault in record.faults:
+            log.warning("round %d: %s", record.n, fault)
+        service.check_certificate()
+        yield record
 
 
 class View:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from cutlayer import heap
+from cutlayer import heap, logs
 from cutlayer._version import __version__
 from cutlayer.cli import bench, certs, clock, completion, costs, doctor, listing, partition, serve, train
 from cutlayer.cli.parser import Parser
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _terminating():
             args = parser().parse_args(arguments)
             command = args.command
+            _set_up_log(args)
             status = int(args.run(args))
             sys.stdout.flush()
             return status
@@ -83,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from cutlayer.ranks import leave
 
             leave()
+
+
+def _set_up_log(args: argparse.Namespace) -> None:
+    given = vars(args)
+    logs.set_up(given.get("log_format", "text"), given.get("log_file"), given.get("quiet", False))
 
 
 def _say_no_more() -> None:

@@ -9,12 +9,19 @@ from typing import Any
 
 from cutlayer.progress import console
 
-__all__ = ["add_json", "console", "print_json"]
+__all__ = ["add_json", "add_log", "console", "print_json"]
 
 
 def add_json(command: argparse.ArgumentParser, what: str) -> None:
     """The flag of commands whose figures a program may want."""
     command.add_argument("--json", action="store_true", help=f"print {what} as JSON, and nothing else")
+
+
+def add_log(command: argparse.ArgumentParser) -> None:
+    """The flags of commands that run for long."""
+    group = command.add_argument_group("log")
+    group.add_argument("--log-format", choices=("text", "json"), default="text", help="of its lines (default: text)")
+    group.add_argument("--log-file", metavar="FILE", help="write them here too; five files of 10 MB are kept")
 
 
 def print_json(values: Any) -> None:

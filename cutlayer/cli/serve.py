@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from cutlayer.cli import flags
+from cutlayer.cli.output import add_log
 from cutlayer.cli.parser import later
+from cutlayer.cli.train import add_pages
 
 SERVE = """\
 Wait for clients, then train with them: `cutlayer run`, but for the clients, which are other machines that
@@ -86,23 +88,12 @@ def add(commands: Any) -> None:
     serve.add_argument("--preset", metavar="NAME", help="begin with the values of `cutlayer list presets`")
     serve.add_argument("--out", metavar="FOLDER", help="where to write (default: runs/TASK-...)")
     serve.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
-    add_watching(serve)
+    serve.add_argument("--quiet", action="store_true", help="no progress")
+    add_pages(serve)
+    add_log(serve)
     flags.add_config(serve, hidden=(*SIMULATED, "partition."))
     serve.set_defaults(run=later("serve"))
     _add_join(commands)
-
-
-def add_watching(command: argparse.ArgumentParser) -> None:
-    """Flags of `serve`, and of a `resume` that serves."""
-    command.add_argument("--quiet", action="store_true", help="no progress")
-    command.add_argument(
-        "--ui",
-        nargs="?",
-        const=7480,
-        type=int,
-        metavar="PORT",
-        help="a page to watch, on this machine (default port: 7480)",
-    )
 
 
 def _add_join(commands: Any) -> None:
@@ -120,4 +111,5 @@ def _add_join(commands: Any) -> None:
         help="dial another machine without certificates (default: no)",
     )
     join.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    add_log(join)
     join.set_defaults(run=later("serve:join"))

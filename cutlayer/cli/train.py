@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from cutlayer.cli import flags
-from cutlayer.cli.output import add_json
+from cutlayer.cli.output import add_json, add_log
 from cutlayer.cli.parser import later
 
 RUN = """\
@@ -75,6 +75,7 @@ def add(commands: Any) -> None:
         command.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
         command.add_argument("--dry-run", action="store_true", help=DRY)
         quiet(command)
+        add_log(command)
         flags.add_config(command, hidden=NOT_COMPARED if command is both else ())
         command.set_defaults(run=later(f"train:{'compare' if command is both else 'run'}"))
     resume = commands.add_parser("resume", help="continue an interrupted run or comparison", description=RESUME)
@@ -84,18 +85,31 @@ def add(commands: Any) -> None:
         quiet(command)
         command.set_defaults(run=later(f"train:{name}"))
     add_json(report, "the table")
+    add_log(resume)
     _jobs(resume)
     resume.add_argument(
         "--accept-changes", action="store_true", help="go on with a config that was edited since, as it is now"
     )
     resume.add_argument("--undo-changes", action="store_true", help="go on with the config as it was, and restore it")
-    resume.add_argument(
+    add_pages(resume, "of a run that serves: ")
+
+
+def add_pages(command: argparse.ArgumentParser, whose: str = "") -> None:
+    """What can be watched of a run that serves."""
+    command.add_argument(
         "--ui",
         nargs="?",
         const=7480,
         type=int,
         metavar="PORT",
-        help="of a run that serves: a page to watch (default port: 7480)",
+        help=f"{whose}a page to watch, on this machine (default port: 7480)",
+    )
+    command.add_argument(
+        "--metrics",
+        nargs="?",
+        const="127.0.0.1:7490",
+        metavar="HOST:PORT",
+        help=f"{whose}/healthz and /metrics (Prometheus) there (default: 127.0.0.1:7490)",
     )
 
 

@@ -87,7 +87,6 @@ class NetCohort:
         self.grace = grace  # seconds for everybody to come back, once: after a restart
         self.places: dict[int, Place] = {}
         self.status = ""
-        self.say: Callable[[str], None] = lambda line: None  # who comes and goes, for a log
         self._faults: list[str] = []
 
     # who is there
@@ -261,8 +260,10 @@ class NetCohort:
         if event.kind == "frame" and frame is not None and frame.kind == "Ready":
             try:
                 self.roster.enrol(session, frame.words.get("samples"))
-                self.say(f"{session.name}: connected, {frame.words['samples']} samples; {self._count()}")
+                log.info("%s: connected, %d samples; %s", session.name, frame.words["samples"], self._count())
             except ContractError as error:
+                log.warning("%s is refused: %s", session.name, error)
+                self.hub.counts["refused: client"] += 1
                 session.send("Refused", {"why": str(error)})
                 session.close()
             return -1
@@ -271,7 +272,7 @@ class NetCohort:
         if event.kind == "went":
             self.roster.went(session)
             if j is not None:
-                self.say(f"{session.name}: {plain(event.why)}; {self._count()}")
+                log.info("%s: %s; %s", session.name, plain(event.why), self._count())
         if j is None or place is None or place.session is not session:
             return -1
         if event.kind == "went":

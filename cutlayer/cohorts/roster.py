@@ -105,6 +105,8 @@ class Roster:
             if self.fixed:
                 return
             there = list(self.sessions.values())
+            gone = {entry.name for entry in self.entries} - {session.name for session in there}
+            self.entries[:] = [entry for entry in self.entries if entry.name not in gone]  # they may come anew
             self.entries.sort(key=lambda entry: natural(entry.name))
             self._numbers = {entry.name: j for j, entry in enumerate(self.entries)}
             self.sessions = {self._numbers[session.name]: session for session in there}

@@ -25,7 +25,8 @@ from cutlayer.errors import ContractError, FrameError, StoreError
 from cutlayer.net import Code, plain
 from cutlayer.net.descriptors import connections
 from cutlayer.net.frames import Frame, Reader, written
-from cutlayer.net.identity import Identity, check_name
+from cutlayer.net.identity import Identity, check_name, client_warning
+from cutlayer.net.reload import Reminders, server_credentials
 
 METHOD = "/cutlayer.Stream/Join"
 GREETING = 2**16  # bytes of a frame before a client is known
@@ -141,6 +142,7 @@ class Hub:
         self.counts: collections.Counter[str] = collections.Counter()  # streams, and refusals by kind
         self.up = self.down = 0  # bytes of streams that have ended
         self.port = 0
+        self._remind = Reminders(log.warning)
         self._visits: collections.OrderedDict[str, collections.deque[float]] = collections.OrderedDict()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -152,6 +154,11 @@ class Hub:
         if (error := self._ready.get()) is not None:
             why = str(error).partition("; set GRPC_VERBOSITY")[0]
             raise ContractError(f"listen = {self.listen!r}: {why}; expected HOST:PORT that is free") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still listens."""
+        return self._thread.is_alive()
 
     def next(self, timeout: float) -> Event | None:
         """The next thing that happened, or None after `timeout` seconds."""
@@ -191,8 +198,7 @@ class Hub:
             if self.identity is None:
                 self.port = self._server.add_insecure_port(self.listen)
             else:
-                pair, ca = (self.identity.key, self.identity.cert), self.identity.ca
-                credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=True)
+                credentials = server_credentials(self.identity, log.warning)
                 self.port = self._server.add_secure_port(self.listen, credentials)
             await self._server.start()
         except BaseException as error:  # told to whoever called `start`
@@ -271,6 +277,8 @@ class Hub:
             raise Later("admission", f"nobody is admitted: {error}") from error
         if name in revoked:
             raise ContractError(f"client {name}: its certificate has been revoked")
+        for pem in context.auth_context().get("x509_pem_cert", [])[:1]:
+            self._remind(name, client_warning(pem))
         answer = self.admit(name, frame.words)
         loop = asyncio.get_running_loop()
         return Session(name, loop, reader, self.identity is None), answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def servers(folder: Path) -> dict[str, tuple[Identity | None, type[CutlayerError
     return {
         "another authority": (Identity(theirs.key, theirs.cert, ours.ca), AuthError, wrong),
         "expired": (late, AuthError, wrong),
-        "client as a server": (identity.read(folder, NAMES[1]), AuthError, wrong),
+        "client as a server": (replace(identity.read(folder, NAMES[1]), folder=None), AuthError, wrong),
         "another name": (identity.read(folder, "server"), AuthError, wrong),
         "plain text": (None, TransportError, "WRONG_VERSION_NUMBER"),
         "who does not believe us": (

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cutlayer import hosting, ui
+from cutlayer import hosting, logs
 from cutlayer.cli import live
 from cutlayer.cohorts.greeting import Hello, words
 from cutlayer.cohorts.roster import Entry
 from cutlayer.errors import ContractError
 from cutlayer.net.dial import Line
+from cutlayer.ui import page as ui
 from tests.net.play import SOON
 from tests.net.test_hosting import NET, THREADS, Hosted, config, files, host
 
@@ -210,7 +211,9 @@ def test_the_view_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "console", screen)
     rows = [Entry("a", 12, 3, -1, 0.02), Entry("b", 9, 3, 4, 0.5, drops=2), *(Entry(f"c{k}", 1) for k in range(31))]
     roster = SimpleNamespace(entries=rows, sessions={0: SimpleNamespace(up=1, down=2)}, connected=[0])
-    service: Any = SimpleNamespace(roster=roster, cohort=SimpleNamespace(status="round 4"))
+    cohort = SimpleNamespace(status="round 4")
+    service: Any = SimpleNamespace(roster=roster, cohort=cohort, check_certificate=lambda: None)
+    logs.set_up()
     records = [SimpleNamespace(n=3, accuracy=0.5, lost=1, faults=("b: [red]it has left[/red]",))]
 
     class Experiment:

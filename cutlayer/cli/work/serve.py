@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutlayer.cli import flags, live
+from cutlayer.cli.main import Terminated
 from cutlayer.cli.output import console
 from cutlayer.cli.serve import LIMITS, SIMULATED
 from cutlayer.cli.work import plan
 from cutlayer.cli.work.train import configured, show
 from cutlayer.errors import ContractError
 from cutlayer.extras import needs
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from cutlayer.description import Changes
@@ -64,16 +68,30 @@ def resume(args: argparse.Namespace, out: Path, changes: Changes) -> int:
 
 
 def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -> int:
-    """The run, with whoever comes."""
+    """The run, with whoever comes. Told to stop, it leaves a folder to go on from, and that is no failure."""
+    try:
+        return _attend(experiment, service, args)
+    except Terminated:
+        done = len(experiment.history)
+        log.warning("told to stop after round %d; `cutlayer resume %s` goes on", done, experiment.out)
+        return 0
+
+
+def _attend(experiment: Experiment, service: Service, args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         stack.enter_context(service.open(experiment.run))
         if not args.quiet:
             plan.show(experiment, origins=None)
             console.print(_where(service, experiment.run.finished), soft_wrap=True, markup=False)
         if args.ui is not None:
-            from cutlayer import ui
+            from cutlayer.ui import page
 
-            console.print(f"watch: {stack.enter_context(ui.shown(experiment, service, args.ui))}", markup=False)
+            console.print(f"watch: {stack.enter_context(page.shown(experiment, service, args.ui))}", markup=False)
+        if args.metrics is not None:
+            from cutlayer.ui import metrics
+
+            address = stack.enter_context(metrics.shown(experiment, service, args.metrics))
+            console.print(f"metrics: {address}", markup=False)
         for _ in live.follow(experiment, service, args.quiet):
             pass
     return show(experiment.out, args.quiet)
@@ -83,9 +101,14 @@ def _page(args: argparse.Namespace) -> None:
     """Whether there can be a page, before anything is written."""
     if args.ui is not None:
         needs("ui")
-        from cutlayer import ui
+        from cutlayer.ui import page
 
-        ui.check(args.ui)
+        page.check(args.ui)
+    if args.metrics is not None:
+        needs("metrics")
+        from cutlayer.net import free
+
+        free("metrics", args.metrics)
 
 
 def _where(service: Service, over: bool) -> str:
@@ -121,8 +144,7 @@ def join(args: argparse.Namespace) -> int:
     guest = Guest(Path(args.data), limits, args.x_column, args.y_column)
 
     def say(line: str) -> None:
-        if not args.quiet:
-            print(line, flush=True)
+        log.info("%s", line)
 
     joined = Joining(
         args.server,
@@ -137,5 +159,6 @@ def join(args: argparse.Namespace) -> int:
         args.insecure,
         say,
     )()
-    say(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}))
+    if not args.quiet:
+        print(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}), flush=True)
     return 0
