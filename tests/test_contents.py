@@ -1,10 +1,9 @@
-"""The cache goes by what files hold: a change is seen whatever their times say, and what has not changed is not read."""
+"""The cache goes by what files hold: any change is seen whatever their times say, and the unchanged is not read."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are opened to be read."""
     found: list[str] = []
     open_ = Path.open
@@ -45,7 +44,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return open_(self, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", counted)
-    yield found
+    return found
 
 
 def read(folder: Path) -> Bundle:
