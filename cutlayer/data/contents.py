@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutlayer.errors import StoreError
+from cutlayer.files import reached
 from cutlayer.sealed import seal, unseal
 
 SEEN = "seen"
@@ -39,11 +39,8 @@ def digest(files: Sequence[Path], where: Path, cache: Path) -> str:
     began = time.time()
     found = hashlib.blake2b(digest_size=16)
     for name, path in named:
-        try:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "blake2b").digest()
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+        with reached(f"{path}: cannot be read"), path.open("rb") as file:
+            content = hashlib.file_digest(file, "blake2b").digest()
         found.update(name.encode(errors="surrogateescape") + b"\0" + content)
     if TELLS and last < began - SETTLED and _looks(named)[0] == before:
         _remember(memory, before, found.hexdigest())
@@ -54,10 +51,8 @@ def _looks(named: Sequence[tuple[str, Path]]) -> tuple[str, float]:
     """What the system says of the files without reading them, in short; and when the last of them changed."""
     seen, last = hashlib.blake2b(digest_size=16), 0.0
     for name, path in named:
-        try:
+        with reached(f"{path}: cannot be read"):
             about = path.stat()
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
         words = f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns} {about.st_ino}"
         seen.update(name.encode(errors="surrogateescape") + f"\0{words}\0".encode())
         last = max(last, about.st_ctime, about.st_mtime)

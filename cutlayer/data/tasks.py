@@ -19,6 +19,7 @@ from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect, unknown
+from cutlayer.files import as_path, reached
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 from cutlayer.rng import EVERYBODY, rng
 
@@ -148,7 +149,12 @@ def _dataset(name: str, task: Source, bundle: Bundle) -> Dataset:
 
 
 def _bundle(name: str, task: Source, folder: Path | None) -> Bundle:
-    root = data_folder(folder)
+    root = data_folder(None if folder is None else as_path("data_dir", folder))
+    with reached(f"task {name!r}: data_dir = {str(root)!r}"):
+        return _found(name, task, root)
+
+
+def _found(name: str, task: Source, root: Path | None) -> Bundle:
     if root is not None and not root.is_dir():
         raise StoreError(f"task {name!r}: data_dir = {str(root)!r}: no such folder")
     found = cache.find(name, task.forms, root / name) if root is not None and (root / name).is_dir() else None

@@ -56,8 +56,9 @@ def schema(path: Path, *expected: str) -> Any:
     with opened(path) as file:
         there = file.schema_arrow
     for name in expected:
-        if name not in there.names:
-            raise ContractError(f"{path}: columns {there.names}, expected {name!r} among them")
+        if there.names.count(name) != 1:
+            once = "among them" if name not in there.names else "once among them"
+            raise ContractError(f"{path}: columns {there.names}, expected {name!r} {once}")
     return there
 
 
