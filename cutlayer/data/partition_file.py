@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from cutlayer.data.parts import Parts
-from cutlayer.data.read import plain_pickle
+from cutlayer.data.read import npz, plain_pickle
 from cutlayer.data.rows import Labels, Owners
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.feed import Indices
 from cutlayer.files import as_path, reached, write_aside
 from cutlayer.sealed import parsed
+
+ARRAYS = ("rows", "order", "ends", "test_order", "test_ends")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def read(path: Path, rows: int | None = None) -> Parts:
         data = path.read_bytes()
     try:
         parts, said = _parse(path, data)
-    except (ValueError, KeyError, TypeError, OSError, RecursionError, zipfile.BadZipFile) as error:
+    except (StoreError, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise StoreError(f"partition file {path}: not a partition: {error}") from error
     if rows is not None and said is not None:
         expect(said == rows, f"partition file {path}: rows", said, f"{rows}, as many as the data have")
@@ -88,9 +89,9 @@ def read(path: Path, rows: int | None = None) -> Parts:
 
 def _parse(path: Path, data: bytes) -> tuple[Parts, int | None]:
     if data[:2] == b"PK":
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            tests = Parts(_rows(file["test_order"]), _rows(file["test_ends"])) if "test_order" in file else None
-            return Parts(_rows(file["order"]), _rows(file["ends"]), tests), int(file["rows"])
+        _, file = npz.arrays(io.BytesIO(data), ARRAYS, path.name)
+        tests = Parts(_rows(file["test_order"]), _rows(file["test_ends"])) if "test_order" in file else None
+        return Parts(_rows(file["order"]), _rows(file["ends"]), tests), int(file["rows"].item())
     held = parsed(data) if data.lstrip()[:1] in (b"[", b"{") else plain_pickle.loads(data, str(path))
     if isinstance(held, Mapping) and "clients" in held:
         tests = Parts.of(_rows(part) for part in held["tests"]) if "tests" in held else None
