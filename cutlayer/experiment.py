@@ -52,7 +52,7 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
 def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = None) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
     `elsewhere`: clients on other machines; what is here of the task is to test on."""
-    data = load_data(config)
+    data = load_data(config, look=True)
     model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))

@@ -23,7 +23,7 @@ from cutlayer.data.read import arrays, idx, image, npz, room
 from cutlayer.data.read.tables import cells
 from cutlayer.errors import ContractError, CutlayerError, StoreError
 
-LARGE = 3 * 2**30
+LARGE = 3 * 2**29
 LITTLE = 64 * 2**20  # bytes that may be used meanwhile
 
 
@@ -67,13 +67,12 @@ def lying(path: Path, name: str, size: int) -> Path:
 
 
 def test_a_bomb_of_zeros(tmp_path: Path) -> None:
-    path = zeros(tmp_path / "a.npz", x=(header((LARGE // 784, 784)), LARGE // 784 * 784), y=(header((1,)), 1))
+    path = zeros(tmp_path / "a.npz", order=(header((LARGE // 1024, 1024)), LARGE), y=(header((1,)), 1))
     assert path.stat().st_size < LARGE / 200
-    with refused(r"a\.npz: unpacked size = '3\.0 GiB': expected at most 1\.\d GiB from a file of 1\d\.\d MiB"):
-        arrays.npz(path)
-    with refused(r"not a partition: a\.npz: unpacked size = '3\.0 GiB'"):
-        path.rename(tmp_path / "parts.npz")
-        partition_file.read(zeros(tmp_path / "a.npz", order=(header((LARGE,)), LARGE)))
+    with refused(r"a\.npz: unpacked size = '1\.5 GiB': expected at most 1\.0 GiB from a file of 6\.\d MiB"):
+        arrays.npz(path, "order")
+    with refused(r"not a partition: a\.npz: unpacked size = '1\.5 GiB'"):
+        partition_file.read(path)
 
 
 def test_only_what_is_read_counts(tmp_path: Path) -> None:
@@ -112,8 +111,9 @@ def test_other_ways_to_pack_and_names_twice_are_refused(tmp_path: Path) -> None:
                 file.writestr(f"{name}.npy", header((4, 1)) + bytes(4))
         with pytest.raises(StoreError, match=f"x is packed in way {way}, expected as NumPy does"):
             npz.load(path, ["x", "y"])
-    with zipfile.ZipFile(path, "w") as file, pytest.warns(UserWarning, match="Duplicate name"):
-        for _ in range(2):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header((4, 1)) + bytes(4))
+        with pytest.warns(UserWarning, match="Duplicate name"):
             file.writestr("x.npy", header((4, 1)) + bytes(4))
     with pytest.raises(StoreError, match="two arrays of one name"):
         npz.load(path, ["x"])
@@ -132,7 +132,7 @@ def test_a_gzipped_bomb(tmp_path: Path) -> None:
             file.write(bytes(2**24))
     with path.open("ab") as more:  # so large that the old limit of gzip itself would let it pass
         more.write(bytes(4 * 2**20))
-    with refused(r"idx3-ubyte\.gz: unpacked size = '3\.0 GiB': expected at most 1\.0 GiB from a file of"):
+    with refused(r"idx3-ubyte\.gz: unpacked size = '1\.5 GiB': expected at most 1\.0 GiB from a file of"):
         idx.array(path, 3)
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cutlayer.config import parse
 from cutlayer.data import cache, contents
 from cutlayer.data.own import Own
 from cutlayer.data.rows import Bundle, Form, Rows, none_of
 from cutlayer.errors import StoreError
+from cutlayer.population import load_data
 
 ROWS, LENGTH = 8, 16
 
@@ -181,15 +183,31 @@ def test_a_memory_that_cannot_be_kept_is_no_error(where: Path, settled: None, op
 
 def test_a_file_that_cannot_be_read_is_named(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (where / "b").unlink()
-    with pytest.raises(StoreError, match="b: cannot be read: No such file"):
+    with pytest.raises(StoreError, match="b: cannot be read: no such file"):
         held(where)
     (where / "b").symlink_to(where / "b")
-    with pytest.raises(StoreError, match="b: cannot be read: Too many levels"):
+    with pytest.raises(StoreError, match="b: cannot be read: too many levels"):
         held(where)
     (where / "b").unlink()
     (where / "b").mkdir()
-    with pytest.raises(StoreError, match="b: cannot be read: Is a directory"):
+    with pytest.raises(StoreError, match="b: cannot be read: is a directory"):
         held(where)
+
+
+def test_a_second_run_of_one_process_has_the_new_rows(tmp_path: Path, where: Path) -> None:
+    path = tmp_path / "rows.npz"
+    given = parse({"data": str(path)})
+    for number in (1, 2):
+        before = path.stat() if path.exists() else None
+        np.savez(path, x=np.full((4, 3), number, dtype=np.float32), y=[0, 1, 0, 1])
+        if before is not None:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert np.all(load_data(given, look=True).train.x == number)
+        assert load_data(given) is load_data(given, look=True)
+    path.unlink()
+    assert np.all(load_data(given).train.x == 2)  # a run under way goes on
+    with pytest.raises(StoreError, match="no such folder or file"):
+        load_data(given, look=True)
 
 
 def test_users_rows_are_the_new_ones(tmp_path: Path, where: Path) -> None:

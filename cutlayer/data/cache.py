@@ -27,7 +27,7 @@ from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.errors import CutlayerError
 from cutlayer.sealed import seal, unseal
 
-__all__ = ["CacheRebuilt", "find", "folder", "through"]
+__all__ = ["CacheRebuilt", "find", "folder", "held", "through"]
 
 VARIABLE = "CUTLAYER_CACHE"
 FORMAT = 2  # since the record has a checksum
@@ -122,6 +122,12 @@ def _open(place: Path, key: str) -> Bundle:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def held(forms: Sequence[Form], where: Path) -> str:
+    """A digest of the files that the first form that lies in `where` would read; "" if none does."""
+    listed = next((files for form in forms if (files := form.files(where))), [])
+    return contents.digest(listed, where, folder()) if listed else ""
 
 
 def find(name: str, forms: Sequence[Form], where: Path) -> Bundle | None:

@@ -11,7 +11,7 @@ import numpy as np
 from cutlayer.data import cache
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.read import arrays, clients, folders
-from cutlayer.data.rows import Bundle, Rows
+from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.files import as_path, reached
@@ -43,6 +43,18 @@ class Own:
         how = seen_as(train)
         return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
 
+    def held(self) -> str:
+        """A digest of the files as they are now."""
+        forms, both = self._forms(), [Path(path) for path in (self.path, self.test) if path is not None]
+        return " ".join(cache.held(forms[:1] if path.is_file() else forms, path) for path in both)
+
+    def _forms(self) -> list[Form]:
+        return [
+            arrays.form(self.x, self.y, self.owner, self.size),
+            clients.form(self.x, self.y, self.size),
+            folders.form(self.size, self.layout),
+        ]
+
     def read(self, path: Path) -> Bundle:
         with reached(f"data = {str(path)!r}"):
             return self._read(path)
@@ -50,11 +62,7 @@ class Own:
     def _read(self, path: Path) -> Bundle:
         if not path.exists():
             raise StoreError(f"data = {str(path)!r}: no such folder or file")
-        forms = [
-            arrays.form(self.x, self.y, self.owner, self.size),
-            clients.form(self.x, self.y, self.size),
-            folders.form(self.size, self.layout),
-        ]
+        forms = self._forms()
         options = repr((self.x, self.y, self.owner, self.layout, self.size))
         for form in forms[:1] if path.is_file() else forms:
             if form.files(path):

@@ -18,7 +18,7 @@ from cutlayer.data.own import Own
 from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
-from cutlayer.errors import ContractError, StoreError, expect, unknown
+from cutlayer.errors import ContractError, CutlayerError, StoreError, expect, unknown
 from cutlayer.files import as_path, reached
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 from cutlayer.rng import EVERYBODY, rng
@@ -135,6 +135,17 @@ def load_task(
     else:
         data = _dataset(name, task, _bundle(name, task, folder))
     return data if train_rows is None else _some(data, train_rows, seed)
+
+
+def held(name: str, folder: Path | None, own: Own | None = None) -> str:
+    """A digest of the files of a task as they are now; "" where there are none, or none that can be read."""
+    root = data_folder(folder)
+    try:
+        if own is not None:
+            return own.held()
+        return cache.held(SOURCES[name].forms, root / name) if root is not None and name in SOURCES else ""
+    except (CutlayerError, OSError, ValueError):  # whoever reads them will say it
+        return ""
 
 
 def _dataset(name: str, task: Source, bundle: Bundle) -> Dataset:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if export is not None and os.path.lexists(export) and not export.is_dir():
         raise StoreError(f"{export}: not a folder; expected one to write the clients' rows to")
     with console.status(f"reading {config.task}"):
-        data = load_data(config)
+        data = load_data(config, look=True)
     began = time.perf_counter()
     with console.status(f"dividing {config.task}"):
         rows, parts = divided(config, data)
