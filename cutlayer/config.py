@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
+from cutlayer.files import as_path, reached
 from cutlayer.registry import (
     LOCALS,
     MODELS,
@@ -33,6 +34,7 @@ from cutlayer.registry import (
 )
 
 Spec = dict[str, Any]
+DEEPEST = 20  # tables and lists within each other: all that we know are far flatter
 TABLES: dict[str, dict[str, Part]] = {
     "scheme": SCHEMES,
     "local": LOCALS,
@@ -145,6 +147,13 @@ class Config(BaseModel):
             raise unknown(info.field_name, name, valid)
         return name
 
+    @field_validator("data", "data_test", "data_dir", "init")
+    @classmethod
+    def _path(cls, given: str | None, info: Any) -> str | None:
+        if given is not None:
+            as_path(info.field_name, given)
+        return given
+
     @field_validator(*TABLES, mode="before")
     @classmethod
     def _whole_part(cls, given: Any, info: Any) -> Spec | None:
@@ -219,10 +228,12 @@ def parse(values: Mapping[str, Any]) -> Config:
     if given.get("data") is not None:
         from cutlayer.data.own import by_client, pictures
 
-        given = {"task": OWN, **given}
-        images = pictures(Path(str(given["data"])))
+        given, where = {"task": OWN, **given}, as_path("data", str(given["data"]))
+        with reached(f"data = {str(where)!r}"):
+            images = pictures(where)
+            natural = by_client(where, str(given.get("layout")), given.get("owner_column"))
         given = {"model": "resnet" if images else "mlp", "cut": 1 if images else 0, **given}
-        if by_client(Path(str(given["data"])), str(given.get("layout")), given.get("owner_column")):
+        if natural:
             given = {"partition": {"name": "natural", "min_size": 1}, **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
@@ -277,8 +288,18 @@ def words(spec: Spec) -> str:
 
 
 def loads(toml: str) -> dict[str, Any]:
-    """TOML text as nested values."""
-    return tomllib.loads(toml)
+    """TOML text as nested values. A ValueError for whatever is none, also for what is nested too deeply."""
+    try:
+        values = tomllib.loads(toml)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        held = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [inner for inside in held for inner in inside if isinstance(inner, dict | list)]
+    if level:
+        raise ValueError(f"nested too deeply: expected at most {DEEPEST} tables and lists within each other")
+    return values
 
 
 def _table(field: str, given: Any) -> Spec:
@@ -292,10 +313,9 @@ def _table(field: str, given: Any) -> Spec:
 def read(path: Path) -> dict[str, Any]:
     """A TOML file as nested values."""
     try:
-        return loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise StoreError(f"{path}: no such file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with reached(str(path)):
+            return loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise StoreError(f"{path}: not readable as TOML: {error}") from error
 
 

@@ -82,6 +82,16 @@ def expect(truth: bool, field: str, value: object, expected: str) -> None:
         raise ContractError(f"{field} = {value!r}: expected {expected}")
 
 
+def one_line(text: object) -> str:
+    """Words on one line, fit for a terminal.
+
+    >>> one_line("wrong:\\n   two\\n   \\x1b[31mthings")
+    'wrong: two \\\\x1b[31mthings'
+    """
+    joined = " ".join(part.strip() for part in str(text).splitlines())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
+
+
 def is_whole(value: object) -> bool:
     """A whole number, Python's or NumPy's; True is none."""
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)

@@ -26,7 +26,7 @@ from cutlayer.config import Config
 from cutlayer.cut import halves
 from cutlayer.description import Changes, Description, restore, settled
 from cutlayer.errors import ContractError, Diverged, Restored, StoreError
-from cutlayer.files import write_aside
+from cutlayer.files import as_path, from_root, write_aside
 from cutlayer.lock import Lock
 from cutlayer.population import load_data, populate, tested
 from cutlayer.ranks import join
@@ -52,7 +52,7 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
 def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = None) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
     `elsewhere`: clients on other machines; what is here of the task is to test on."""
-    data = load_data(config)
+    data = load_data(config, look=True)
     model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))
@@ -118,7 +118,7 @@ class Experiment:
     ) -> Experiment:
         """A new run. Whatever is wrong with the config or the data is said before anything is written.
         `serve`: how its clients elsewhere are served."""
-        if config.init and overwrite and out.resolve() in Path(config.init).resolve().parents:
+        if config.init and overwrite and from_root("out", out) in from_root("init", config.init).parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = in_turn(join(config.ranks), lambda: assemble(config, elsewhere=elsewhere))
         config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
@@ -289,10 +289,10 @@ def load(path: str | Path) -> nn.Module:
     """A model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`, or a
     client's own `fronts/client-3.safetensors`), ready for inference: `back(front(x))` is `model(x)`."""
     try:
-        tensors, words = sealed.unpack(Path(path).read_bytes(), older=True)
+        tensors, words = sealed.unpack(as_path("path", path).read_bytes(), older=True)
         if "cutlayer" not in words:
             raise StoreError("not written by cutlayer: it does not say which model it holds")
-        about = json.loads(words["cutlayer"])
+        about = sealed.parsed(words["cutlayer"])
         model = build_model(about["model"], tuple(about["shape"]), about["classes"], seed=0)
         front, back = halves(model, about["cut"])
         ends = nn.Sequential(*front, back[-1])  # a client's blocks, where labels stay

@@ -1,4 +1,5 @@
-"""Files that are there whole or not at all, on a disk that may be full or busy for a while."""
+"""Files that are there whole or not at all, on a disk that may be full or busy for a while; and paths that no file can
+have, or that cannot be reached."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
+
+from cutlayer.errors import ContractError, StoreError, expect
 
 BUSY = os.name == "nt"  # Windows: what somebody has open, if only to read it, cannot be replaced
 PATIENCE = 300.0  # seconds until a write that fails for a passing reason is given up
@@ -47,6 +50,36 @@ def _passes(error: OSError) -> bool:
     return error.errno in PASSING or (BUSY and isinstance(error, PermissionError))
 
 
+def as_path(field: str, given: str | Path) -> Path:
+    """A path from outside; refused where no file can have that name, or none that could be written down."""
+    text = os.fspath(given)
+    fine = isinstance(text, str) and "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+    expect(fine, field, text, "a path in UTF-8 without NUL characters")
+    return Path(text)
+
+
+def from_root(field: str, given: str | Path) -> Path:
+    """A path from outside, from the root: the same wherever a program is started."""
+    path = as_path(field, given)
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ContractError(f"{field} = {str(path)!r}: expected a path without a loop of symbolic links") from error
+
+
+@contextlib.contextmanager
+def reached(what: str) -> Iterator[None]:
+    """What the system refuses while something is read or written is a StoreError that says so."""
+    try:
+        yield
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename is not None and str(error.filename) not in what else ""
+        said = error.strerror or str(error)
+        raise StoreError(f"{what}: {named}{said[:1].lower()}{said[1:]}") from error
+    except RecursionError as error:
+        raise StoreError(f"{what}: nested too deeply") from error
+
+
 def write_aside(path: Path, content: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     aside = path.with_name(f".{path.name}.tmp")
@@ -59,7 +92,12 @@ def write_aside(path: Path, content: bytes) -> None:
         move(aside, path)
         sync(path.parent)
 
-    persistently(write, path)
+    try:
+        persistently(write, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def append(path: Path, content: bytes) -> None:

@@ -20,6 +20,7 @@ from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import Pixels, heard, told
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment import build_model
+from cutlayer.files import as_path, reached
 from cutlayer.net.frames import DTYPES
 from cutlayer.terms import Limits
 
@@ -36,7 +37,9 @@ class Guest:
     y: str = "y"
 
     def __post_init__(self) -> None:
-        if not self.data.exists():
+        with reached(f"data = {str(self.data)!r}"):
+            there = as_path("data", self.data).exists()
+        if not there:
             raise StoreError(f"data = {str(self.data)!r}: no such folder or file")
 
     def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:

@@ -77,7 +77,7 @@ def settings(values: Mapping[str, Any]) -> Net:
 
 
 def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
-    data = load_data(config)
+    data = load_data(config, look=True)
     rows = tested(data)
     seen = training_view(config, data)
     about = About(config.model, data.shape, config.task, told(seen), tuple(data.class_names))

@@ -19,6 +19,7 @@ from cutlayer.cohorts.greeting import Hello, Welcome, digest, read, words
 from cutlayer.cut import Layout, blocks_of, cut_range, device_of
 from cutlayer.data.source import Source
 from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
+from cutlayer.files import as_path
 from cutlayer.flat import Half, Style, Vectors
 from cutlayer.messages import Loss
 from cutlayer.net import identity, plain
@@ -72,7 +73,8 @@ class Joining:
             )
         if self.certs is None and not self.name:
             raise ContractError("name = '': expected a name, or certs, whose certificate says it")
-        self.watched = None if self.certs is None else Watched(Path(self.certs), self.name, self.say)
+        as_path("out", self.out)
+        self.watched = None if self.certs is None else Watched(as_path("certs", self.certs), self.name, self.say)
         self.name = self.name if self.watched is None else self.watched.held.name
         self._remind = Reminders(self.say)
         identity.check_name(self.name)

@@ -19,9 +19,11 @@ class Lock:
         try:
             self._lock.acquire(blocking=False)
         except Timeout as error:
+            if not (folder / ".lock").exists():  # where there are no files to make, such as /proc
+                raise StoreError(f"{folder}: cannot be locked: nothing can be written there") from error
             raise StoreError(f"{folder}: another process is training here") from error
         except OSError as error:
-            raise StoreError(f"{folder}: cannot be locked: {error}") from error
+            raise StoreError(f"{folder}: cannot be locked: {error.strerror or error}") from error
 
     def close(self) -> None:
         self._lock.release(force=True)

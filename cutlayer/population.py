@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,24 +14,32 @@ from cutlayer.data.own import Own
 from cutlayer.data.parts import Holdout, Parts, Side, Tail
 from cutlayer.data.rows import Rows
 from cutlayer.data.source import Population, View
-from cutlayer.data.tasks import load_task
+from cutlayer.data.tasks import held, load_task
 from cutlayer.data.transform import Transform
 from cutlayer.errors import expect
 from cutlayer.rng import EVERYBODY, rng
 
 CLIENTS = 30
-load_once = functools.lru_cache(maxsize=2)(load_task)
+_known: dict[Any, str] = {}
 
 
-def load_data(config: Config) -> Dataset:
-    """The rows a config names; read once."""
+@functools.lru_cache(maxsize=2)
+def _load_once(holds: str, *task: Any) -> Dataset:
+    return load_task(*task)
+
+
+def load_data(config: Config, look: bool = False) -> Dataset:
+    """The rows a config names; read once. `look`: again where the files hold something else by now, as a new run
+    does; a run that is under way has no more need of them."""
     own = None
     if config.data is not None:
         columns = config.x_column, config.y_column, config.owner_column
         own = Own(config.data, config.data_test, *columns, config.layout, config.image_size)
-    return load_once(
-        config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
-    )
+    folder = Path(config.data_dir) if config.data_dir else None
+    task = config.task, folder, config.train_rows, config.seed, own
+    if look or task not in _known:
+        _known[task] = held(config.task, folder, own)
+    return _load_once(_known[task], *task)
 
 
 def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:

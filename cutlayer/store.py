@@ -9,6 +9,7 @@ report.html, curves.png              the picture          roster.json       clie
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from cutlayer.description import HEADER
 from cutlayer.errors import StoreError
-from cutlayer.files import write_aside
+from cutlayer.files import as_path, reached, write_aside
 from cutlayer.lock import Lock
 from cutlayer.sealed import seal, unseal
 
@@ -36,6 +37,11 @@ OWN = {  # all that --overwrite may remove
 def claim(path: Path, name: str, text: str, overwrite: bool) -> Lock:
     """Make a new run directory with its description in it, locked; an older run in the way is refused or, if asked,
     removed. The lock comes first: of two who want the same folder, one has it and the other changes nothing."""
+    with reached(f"{path}: cannot be written"):
+        return _claimed(as_path("out", path), name, text, overwrite)
+
+
+def _claimed(path: Path, name: str, text: str, overwrite: bool) -> Lock:
     _ours(path, overwrite)
     path.mkdir(parents=True, exist_ok=True)
     lock = Lock(path)
@@ -55,8 +61,9 @@ def _ours(path: Path, overwrite: bool) -> list[str]:
     ours = [kind for kind in OWN if _is_ours(path / kind)]
     if ours and not overwrite:
         raise StoreError(f"{path} already holds a run: continue it with `cutlayer resume {path}`, or give --overwrite")
-    if path.exists() and not path.is_dir():
-        raise StoreError(f"{path} is a file: choose another --out")
+    if os.path.lexists(path) and not path.is_dir():
+        what = "a link that leads nowhere" if path.is_symlink() else "a file"
+        raise StoreError(f"{path} is {what}: choose another --out")
     if not ours and path.exists() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise StoreError(f"{path} is not empty and holds no run: choose another --out")
     return ours

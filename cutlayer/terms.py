@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cutlayer.errors import ContractError, expect, is_number
+from cutlayer.files import as_path
 from cutlayer.net import Code
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -43,6 +44,8 @@ class Net:
     give_front: bool = True
 
     def __post_init__(self) -> None:
+        if self.certs is not None:
+            as_path("certs", self.certs)
         host, _, port = self.listen.rpartition(":")
         expect(bool(host) and is_port(port), "listen", self.listen, "HOST:PORT")
         expect(self.min_clients >= 1, "min_clients", self.min_clients, "a whole number, at least 1")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cutlayer.data import cache
+from cutlayer.data import cache, contents
 from cutlayer.data.rows import Bundle, Form, Rows, none_of
 from cutlayer.errors import ContractError
 
@@ -46,6 +46,11 @@ def same(one: Bundle, other: Bundle) -> bool:
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)
 
 
+def places() -> list[Path]:
+    """What is cached, without what is remembered of the files."""
+    return [entry for entry in cache.folder().iterdir() if entry.name != contents.SEEN]
+
+
 @pytest.mark.parametrize("with_owners", [True, False])
 def test_the_second_start_does_not_decode(where: Path, with_owners: bool) -> None:
     source = Counted(with_owners)
@@ -70,13 +75,15 @@ def test_changed_data_or_other_options_are_decoded_anew(where: Path) -> None:
     assert source.reads == 3
 
 
-@pytest.mark.parametrize("damage", ["flip a byte", "cut short", "no array", "torn record", "no key"])
+@pytest.mark.parametrize(
+    "damage", ["flip a byte", "cut short", "no array", "torn record", "no key", "another name", "no object", "deep"]
+)
 def test_a_damaged_cache_is_found_and_made_again(where: Path, damage: str) -> None:
     source = Counted()
     plain = cache.through("things", source.form, where)
     kept = np.array(plain.train.x)
     del plain
-    [place] = (where.parent / "cache").iterdir()
+    [place] = places()
     path = place / "train.x.npy"
     data = bytearray(path.read_bytes())
     if damage == "flip a byte":
@@ -88,13 +95,18 @@ def test_a_damaged_cache_is_found_and_made_again(where: Path, damage: str) -> No
         path.unlink()
     elif damage == "torn record":
         (place / "about.json").write_text('{"format": 1, "cl')
+    elif damage == "another name":
+        about = (place / "about.json").read_text()
+        (place / "about.json").write_text(about.replace("first", "fjrst"))
+    elif damage in ("no object", "deep"):
+        (place / "about.json").write_text("[]" if damage == "no object" else "[" * 100_000)
     else:
         about = json.loads((place / "about.json").read_text())
         del about["class_names"]
         (place / "about.json").write_text(json.dumps(about))
     with pytest.warns(cache.CacheRebuilt, match="damaged, decoding again"):
         again = cache.through("things", source.form, where)
-    assert source.reads == 2 and np.array_equal(again.train.x, kept)
+    assert source.reads == 2 and np.array_equal(again.train.x, kept) and again.class_names == ("first", "second")
     cache.through("things", source.form, where)
     assert source.reads == 2
 
@@ -114,7 +126,7 @@ def test_nothing_half_written_stays_behind(where: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(np, "save", fail)
     with pytest.warns(UserWarning, match="no space left"):
         cache.through("things", Counted().form, where)
-    assert list((where.parent / "cache").iterdir()) == []
+    assert places() == []
 
 
 def test_an_error_of_the_data_names_the_task(where: Path) -> None:
@@ -122,18 +134,18 @@ def test_an_error_of_the_data_names_the_task(where: Path) -> None:
         raise ContractError(f"{folder}, row 3: wrong")
 
     with pytest.raises(ContractError, match=r"task 'things': .*row 3: wrong"):
-        cache.find("things", [Form("x", lambda f: [f], bad)], where)
+        cache.find("things", [Form("x", lambda f: [f / "data.bin"], bad)], where)
     assert cache.find("things", [Form("x", lambda f: [], bad)], where) is None
 
 
 def test_what_a_half_removed_cache_left_is_replaced(where: Path) -> None:
     source = Counted()
     cache.through("things", source.form, where)
-    (place,) = cache.folder().iterdir()
+    (place,) = places()
     (place / "about.json").unlink()
     for _ in range(2):
         assert isinstance(cache.through("things", source.form, where).train.x, np.memmap)
-    assert source.reads == 2 and list(cache.folder().iterdir()) == [place]
+    assert source.reads == 2 and places() == [place]
 
 
 def test_a_cache_may_be_shared_and_a_name_long(where: Path) -> None:
@@ -143,5 +155,5 @@ def test_a_cache_may_be_shared_and_a_name_long(where: Path) -> None:
         cache.through("x" * 250, source.form, where)
     finally:
         os.umask(before)
-    (place,) = cache.folder().iterdir()
+    (place,) = places()
     assert place.stat().st_mode & 0o777 == 0o755

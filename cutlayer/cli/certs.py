@@ -14,6 +14,7 @@ import rich.table
 from cutlayer.cli.output import console
 from cutlayer.errors import expect
 from cutlayer.extras import needs
+from cutlayer.files import as_path
 
 ABOUT = """\
 Certificates for a server and its clients, signed by an authority of your own. Each ends up in a folder of its own:
@@ -80,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     needs("net")
     from cutlayer.net import identity
 
-    folder = Path(args.folder)
+    folder = as_path("folder", args.folder)
     match args.action:
         case "init":
             hosts = args.host or [socket.gethostname(), "localhost", "127.0.0.1"]

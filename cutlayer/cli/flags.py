@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cutlayer.cli.parser import PLACE, Parser, section
 from cutlayer.config import TABLES, Config
 from cutlayer.errors import ContractError
+from cutlayer.files import from_root
 from cutlayer.registry import PROFILES, TASKS, Takes
 from cutlayer.registry.part import kind_of
 
@@ -168,10 +168,13 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
     """Config values with their paths from the root: a run is resumed from anywhere."""
-    out = {key: str(Path(given).resolve()) if key in PATHS else given for key, given in values.items()}
+    out = {
+        key: str(from_root(key, given)) if key in PATHS and isinstance(given, str) else given
+        for key, given in values.items()
+    }
     partition = out.get("partition")
     if isinstance(partition, Mapping) and isinstance(partition.get("path"), str):
-        out["partition"] = {**partition, "path": str(Path(partition["path"]).resolve())}
+        out["partition"] = {**partition, "path": str(from_root("partition.path", partition["path"]))}
     return out
 
 
@@ -183,7 +186,7 @@ def value(given: bool | str | Sequence[str]) -> Any:
         return value(given[0]) if len(given) == 1 else [value(item) for item in given]
     try:
         return tomllib.loads(f"v = {given}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than can be read
         return given
 
 

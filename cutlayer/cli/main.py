@@ -20,7 +20,7 @@ from cutlayer import heap, logs
 from cutlayer._version import __version__
 from cutlayer.cli import bench, certs, clock, completion, costs, doctor, listing, partition, serve, train
 from cutlayer.cli.parser import Parser
-from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
+from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned, one_line
 
 ABOUT = """\
 Split federated learning: a model is cut in two, clients train the front on data that never leaves them,
@@ -68,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cutlayer: {told}; {_goes_on(command)}", file=sys.stderr)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
     except Diverged as error:
-        print(f"cutlayer: diverged: {error}", file=sys.stderr)
+        print(f"cutlayer: diverged: {one_line(error)}", file=sys.stderr)
         return DIVERGED
     except CutlayerError as error:
-        print(f"cutlayer: error: {error}", file=sys.stderr)
+        print(f"cutlayer: error: {one_line(error)}", file=sys.stderr)
         return ABANDONED if isinstance(error, RoundAbandoned) else WRONG
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             _say_no_more()
             return PIPE
-        print(f"cutlayer: error: {error}", file=sys.stderr)
+        print(f"cutlayer: error: {one_line(error)}", file=sys.stderr)
         return WRONG
     finally:
         if "cutlayer.ranks" in sys.modules:
@@ -132,7 +132,7 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"cutlayer: warning: {message}", file=sys.stderr)
+    print(f"cutlayer: warning: {one_line(message)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

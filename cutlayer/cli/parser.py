@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from cutlayer.errors import NEAR
+from cutlayer.errors import NEAR, one_line
 
 PLACE = "."  # between a part and its parameter: --scheme.alpha
 
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         elif choice:
             names = re.findall(r"[\w-]+", choice.group(2))
             message = f"unknown command {choice.group(1)!r}: {near(choice.group(1), names)}valid: {', '.join(names)}"
-        print(f"cutlayer: error: {message}", file=sys.stderr)
+        print(f"cutlayer: error: {one_line(message)}", file=sys.stderr)
         raise SystemExit(2)
 
     def _unknown_flag(self, given: str) -> str:

@@ -3,14 +3,14 @@
     CACHE/cifar10-3f2a.../about.json     what it was made from, and the SHA-256 of every array
     CACHE/cifar10-3f2a.../train.x.npy    and train.y, train.owners, test.x, ...
 
-The name holds a digest of the files' names, sizes and times, so data that changed are decoded anew. What does not
-match its record is made again. A cache that cannot be written is no error: the arrays then live in memory.
+The name holds a digest of what the files hold and are called (`contents`), so data that changed are decoded anew, and
+a folder that has moved is not. The record has a checksum too; what does not match is made again. A cache that cannot be
+written is no error: the arrays then live in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import shutil
@@ -21,18 +21,19 @@ from typing import Any
 
 import numpy as np
 
+from cutlayer.data import contents
+from cutlayer.data.contents import CacheRebuilt
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.errors import CutlayerError
+from cutlayer.sealed import seal, unseal
+
+__all__ = ["CacheRebuilt", "find", "folder", "held", "through"]
 
 VARIABLE = "CUTLAYER_CACHE"
-FORMAT = 1
+FORMAT = 2  # since the record has a checksum
 SPLITS = ("train", "test")
 SMALL = 2**16  # bytes: not worth a mapping, and an empty one is not possible
-LONGEST = 100  # letters of a name; file systems take 255, the digests included
-
-
-class CacheRebuilt(UserWarning):
-    """A cached data set did not match its record and was decoded again."""
+LONGEST = 100  # bytes of a name; file systems take 255, the digests included
 
 
 def folder() -> Path:
@@ -44,38 +45,39 @@ def folder() -> Path:
 
 def through(name: str, form: Form, where: Path, say: str = "") -> Bundle:
     """What `form` reads in `where`, from the cache if it is there and whole. `say`: further options, for the key."""
-    place = folder() / f"{name[:LONGEST]}-{_key(form, where, say)}"
+    key = _key(form, where, say)
+    place = folder() / f"{os.fsencode(name)[:LONGEST].decode(errors='ignore')}-{key}"
     if os.path.exists(place / "about.json"):  # False, too, where one may not look
         try:
-            return _open(place)
+            return _open(place, key)
         except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{place}: damaged, decoding again ({error})", CacheRebuilt, stacklevel=2)
             shutil.rmtree(place, ignore_errors=True)
     bundle = form.read(where)
     try:
-        _save(place, bundle)
-        return _open(place)
+        if _key(form, where, say) != key:
+            raise ValueError("the data changed while they were read")
+        _save(place, key, bundle)
+        return _open(place, key)
     except (OSError, ValueError) as error:
         warnings.warn(f"{place}: not cached ({error})", UserWarning, stacklevel=2)
         return bundle
 
 
 def _key(form: Form, where: Path, say: str) -> str:
-    """A digest of what would be read: another file, another digest."""
-    digest = hashlib.blake2b(f"{FORMAT} {form.needs} {say} {where.resolve()}".encode(), digest_size=8)
-    for path in form.files(where):
-        about = path.stat()
-        digest.update(f"{path} {about.st_size} {about.st_mtime_ns}".encode())
-    return digest.hexdigest()
+    """A digest of what would be read, and how: another content, another digest."""
+    held = contents.digest(form.files(where), where, folder())
+    what = f"{FORMAT} {form.needs} {say} {held}".encode(errors="surrogatepass")
+    return hashlib.blake2b(what, digest_size=12).hexdigest()
 
 
-def _save(place: Path, bundle: Bundle) -> None:
+def _save(place: Path, key: str, bundle: Bundle) -> None:
     """Written aside and renamed: it is there whole, or not at all."""
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = place.with_name(f"{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
     aside.mkdir()  # not mkdtemp: a cache may be shared, and what that makes only its owner may open
     try:
-        about: dict[str, Any] = {"format": FORMAT, "class_names": list(bundle.class_names), "sha256": {}}
+        about: dict[str, Any] = {"key": key, "class_names": list(bundle.class_names), "sha256": {}}
         for split in SPLITS:
             rows: Rows = getattr(bundle, split)
             about[f"{split}.owner_names"] = list(rows.owner_names)
@@ -84,7 +86,7 @@ def _save(place: Path, bundle: Bundle) -> None:
                 if array is not None:
                     np.save(aside / f"{split}.{part}.npy", array, allow_pickle=False)
                     about["sha256"][f"{split}.{part}"] = _digest(aside / f"{split}.{part}.npy")
-        (aside / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        (aside / "about.json").write_text(seal(about), encoding="utf-8")
         try:
             aside.rename(place)
         except OSError:
@@ -95,8 +97,10 @@ def _save(place: Path, bundle: Bundle) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _open(place: Path) -> Bundle:
-    about = json.loads((place / "about.json").read_text(encoding="utf-8"))
+def _open(place: Path, key: str) -> Bundle:
+    about = unseal((place / "about.json").read_bytes())
+    if about["key"] != key:
+        raise ValueError("it is of other data")
     arrays: dict[str, Any] = {}
     for name, sha256 in about["sha256"].items():
         path = place / f"{name}.npy"
@@ -118,6 +122,12 @@ def _open(place: Path) -> Bundle:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def held(forms: Sequence[Form], where: Path) -> str:
+    """A digest of the files that the first form that lies in `where` would read; "" if none does."""
+    listed = next((files for form in forms if (files := form.files(where))), [])
+    return contents.digest(listed, where, folder()) if listed else ""
 
 
 def find(name: str, forms: Sequence[Form], where: Path) -> Bundle | None:

@@ -11,9 +11,10 @@ import numpy as np
 from cutlayer.data import cache
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.read import arrays, clients, folders
-from cutlayer.data.rows import Bundle, Rows
+from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.files import as_path, reached
 from cutlayer.registry import OWN
 
 PLENTY = 1000  # classes that even a few rows may have
@@ -32,9 +33,9 @@ class Own:
     size: int | None = None
 
     def load(self) -> Dataset:
-        bundle = self.read(Path(self.path))
+        bundle = self.read(as_path("data", self.path))
         if self.test is not None:
-            other = self.read(Path(self.test))
+            other = self.read(as_path("data_test", self.test))
             bundle = Bundle(bundle.train, _renamed(bundle, other, self.test), bundle.class_names)
         train = bundle.train
         expect(len(train) > 0, "data", self.path, "at least one row")
@@ -42,14 +43,26 @@ class Own:
         how = seen_as(train)
         return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
 
-    def read(self, path: Path) -> Bundle:
-        if not path.exists():
-            raise StoreError(f"data = {str(path)!r}: no such folder or file")
-        forms = [
+    def held(self) -> str:
+        """A digest of the files as they are now."""
+        forms, both = self._forms(), [Path(path) for path in (self.path, self.test) if path is not None]
+        return " ".join(cache.held(forms[:1] if path.is_file() else forms, path) for path in both)
+
+    def _forms(self) -> list[Form]:
+        return [
             arrays.form(self.x, self.y, self.owner, self.size),
             clients.form(self.x, self.y, self.size),
             folders.form(self.size, self.layout),
         ]
+
+    def read(self, path: Path) -> Bundle:
+        with reached(f"data = {str(path)!r}"):
+            return self._read(path)
+
+    def _read(self, path: Path) -> Bundle:
+        if not path.exists():
+            raise StoreError(f"data = {str(path)!r}: no such folder or file")
+        forms = self._forms()
         options = repr((self.x, self.y, self.owner, self.layout, self.size))
         for form in forms[:1] if path.is_file() else forms:
             if form.files(path):

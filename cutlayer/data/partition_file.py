@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,14 @@ from typing import Any
 import numpy as np
 
 from cutlayer.data.parts import Parts
-from cutlayer.data.read import plain_pickle
+from cutlayer.data.read import npz, plain_pickle
 from cutlayer.data.rows import Labels, Owners
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.feed import Indices
-from cutlayer.files import write_aside
+from cutlayer.files import as_path, reached, write_aside
+from cutlayer.sealed import parsed
+
+ARRAYS = ("rows", "order", "ends", "test_order", "test_ends")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class FromFile:
 
     def __post_init__(self) -> None:
         expect(bool(self.path), "path", self.path, "a partition file")
+        as_path("path", self.path)
 
     def __call__(
         self, labels: Labels, clients: int | None, rng: np.random.Generator, owners: Owners | None = None
@@ -46,33 +49,37 @@ class FromFile:
         return parts
 
 
+def check_name(path: Path) -> None:
+    """Refuse a name that does not say which kind of file it is."""
+    if path.suffix not in (".json", ".npz"):
+        raise ContractError(f"partition file {path}: expected a name that ends with .json or .npz")
+
+
 def write(path: Path, parts: Parts, rows: int) -> None:
     """A file of the kind its name ends with."""
+    check_name(path)
     if path.suffix == ".json":
         held: dict[str, Any] = {"rows": rows, "clients": [part.tolist() for part in parts]}
         if parts.tests is not None:
             held["tests"] = [part.tolist() for part in parts.tests]
         write_aside(path, json.dumps(held).encode())
-    elif path.suffix == ".npz":
+    else:
         arrays = {"rows": np.array(rows), "order": parts.order, "ends": parts.ends}
         if parts.tests is not None:
             arrays |= {"test_order": parts.tests.order, "test_ends": parts.tests.ends}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         write_aside(path, buffer.getvalue())
-    else:
-        raise ContractError(f"partition file {path}: expected a name that ends with .json or .npz")
 
 
 def read(path: Path, rows: int | None = None) -> Parts:
     """The parts of a file; `rows`: how many the data have, to hold against it."""
-    try:
+    path = as_path("path", path)
+    with reached(f"partition file {path}: cannot be read"):
         data = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"partition file {path}: cannot be read: {error.strerror}") from error
     try:
         parts, said = _parse(path, data)
-    except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile) as error:
+    except (StoreError, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise StoreError(f"partition file {path}: not a partition: {error}") from error
     if rows is not None and said is not None:
         expect(said == rows, f"partition file {path}: rows", said, f"{rows}, as many as the data have")
@@ -82,10 +89,10 @@ def read(path: Path, rows: int | None = None) -> Parts:
 
 def _parse(path: Path, data: bytes) -> tuple[Parts, int | None]:
     if data[:2] == b"PK":
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            tests = Parts(_rows(file["test_order"]), _rows(file["test_ends"])) if "test_order" in file else None
-            return Parts(_rows(file["order"]), _rows(file["ends"]), tests), int(file["rows"])
-    held = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else plain_pickle.loads(data, str(path))
+        _, file = npz.arrays(io.BytesIO(data), ARRAYS, path.name)
+        tests = Parts(_rows(file["test_order"]), _rows(file["test_ends"])) if "test_order" in file else None
+        return Parts(_rows(file["order"]), _rows(file["ends"]), tests), int(file["rows"].item())
+    held = parsed(data) if data.lstrip()[:1] in (b"[", b"{") else plain_pickle.loads(data, str(path))
     if isinstance(held, Mapping) and "clients" in held:
         tests = Parts.of(_rows(part) for part in held["tests"]) if "tests" in held else None
         return Parts.of((_rows(part) for part in held["clients"]), tests), held.get("rows")

@@ -18,7 +18,8 @@ from cutlayer.data.own import Own
 from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
-from cutlayer.errors import ContractError, StoreError, expect, unknown
+from cutlayer.errors import ContractError, CutlayerError, StoreError, expect, unknown
+from cutlayer.files import as_path, reached
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 from cutlayer.rng import EVERYBODY, rng
 
@@ -136,6 +137,17 @@ def load_task(
     return data if train_rows is None else _some(data, train_rows, seed)
 
 
+def held(name: str, folder: Path | None, own: Own | None = None) -> str:
+    """A digest of the files of a task as they are now; "" where there are none, or none that can be read."""
+    root = data_folder(folder)
+    try:
+        if own is not None:
+            return own.held()
+        return cache.held(SOURCES[name].forms, root / name) if root is not None and name in SOURCES else ""
+    except (CutlayerError, OSError, ValueError):  # whoever reads them will say it
+        return ""
+
+
 def _dataset(name: str, task: Source, bundle: Bundle) -> Dataset:
     classes = len(bundle.class_names) or task.classes
     for split, rows in (("training", bundle.train), ("test", bundle.test)):
@@ -148,7 +160,12 @@ def _dataset(name: str, task: Source, bundle: Bundle) -> Dataset:
 
 
 def _bundle(name: str, task: Source, folder: Path | None) -> Bundle:
-    root = data_folder(folder)
+    root = data_folder(None if folder is None else as_path("data_dir", folder))
+    with reached(f"task {name!r}: data_dir = {str(root)!r}"):
+        return _found(name, task, root)
+
+
+def _found(name: str, task: Source, root: Path | None) -> Bundle:
     if root is not None and not root.is_dir():
         raise StoreError(f"task {name!r}: data_dir = {str(root)!r}: no such folder")
     found = cache.find(name, task.forms, root / name) if root is not None and (root / name).is_dir() else None

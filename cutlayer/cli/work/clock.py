@@ -13,6 +13,7 @@ import rich.table
 from cutlayer import comparison
 from cutlayer.cli.output import console, print_json
 from cutlayer.errors import StoreError, expect, unknown
+from cutlayer.files import as_path
 from cutlayer.registry import PROFILES
 from cutlayer.report.retime import WhatIf, retimed
 from cutlayer.report.summary import Outcome, Row, Table, outcome, tabulate
@@ -20,7 +21,7 @@ from cutlayer.report.table import duration
 
 
 def run(args: argparse.Namespace) -> int:
-    out = Path(args.folder)
+    out = as_path("folder", args.folder)
     if not out.is_dir():
         raise StoreError(f"{out}: no such folder")
     if args.profile is not None and args.profile not in PROFILES:

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         shape = _shape(args.input)
     config = text.parse(values)
     if args.leakage or shape is None or "task" in values or "data" in values:
-        data = load_data(config)
+        data = load_data(config, look=True)
         if shape is not None and shape != data.shape:
             raise ContractError(f"input = {args.input!r}: the rows of {config.task} are {_times(data.shape)}")
         shape, classes = data.shape, args.classes or data.classes

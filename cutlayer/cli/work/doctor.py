@@ -16,6 +16,7 @@ from cutlayer.cli.output import console, print_json
 from cutlayer.data import cache, hub
 from cutlayer.data.tasks import SOURCES, Source, data_folder
 from cutlayer.errors import CutlayerError, StoreError
+from cutlayer.files import as_path
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 
 EXTRAS = {
@@ -31,7 +32,7 @@ NEEDED = (
 
 
 def run(args: argparse.Namespace) -> int:
-    found = _found(data_folder(Path(args.data_dir) if args.data_dir else None))
+    found = _found(data_folder(as_path("data_dir", args.data_dir) if args.data_dir else None))
     if args.json:
         print_json(found)
         return 0

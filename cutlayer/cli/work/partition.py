@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from cutlayer.data import partition_file
 from cutlayer.data.parts import Parts, divergence, histograms
 from cutlayer.data.rows import Rows
 from cutlayer.errors import ContractError, StoreError
-from cutlayer.files import write_aside
+from cutlayer.files import as_path, from_root, write_aside
 from cutlayer.population import divided, load_data
 from cutlayer.report import mixture
 
@@ -31,14 +32,17 @@ SHOWN = 12
 
 def run(args: argparse.Namespace) -> int:
     config = text.parse(_values(args))
-    png = Path(args.png or "partition.png")
-    for path in (png, *([Path(args.parts)] if args.parts else [])):
-        if not path.resolve().parent.is_dir():
-            raise StoreError(f"{path}: no such folder to write it to")
-    if args.export and Path(args.export).exists() and not Path(args.export).is_dir():
-        raise StoreError(f"{args.export}: a file; expected a folder to write the clients' rows to")
+    png, export = as_path("png", args.png or "partition.png"), as_path("export", args.export) if args.export else None
+    parts_file = as_path("parts", args.parts) if args.parts else None
+    for field, path in (("png", png), ("parts", parts_file)):
+        if path is not None:
+            _writable(field, path)
+    if parts_file is not None:
+        partition_file.check_name(parts_file)
+    if export is not None and os.path.lexists(export) and not export.is_dir():
+        raise StoreError(f"{export}: not a folder; expected one to write the clients' rows to")
     with console.status(f"reading {config.task}"):
-        data = load_data(config)
+        data = load_data(config, look=True)
     began = time.perf_counter()
     with console.status(f"dividing {config.task}"):
         rows, parts = divided(config, data)
@@ -53,14 +57,22 @@ def run(args: argparse.Namespace) -> int:
         console.print(_clients(counts, parts))
     wrote = [png]
     write_aside(png, mixture.draw(counts, title))
-    if args.parts:
-        partition_file.write(Path(args.parts), parts, len(rows))
-        wrote.append(Path(args.parts))
-    if args.export:
-        wrote.append(_export(Path(args.export), rows, parts))
+    if parts_file is not None:
+        partition_file.write(parts_file, parts, len(rows))
+        wrote.append(parts_file)
+    if export is not None:
+        wrote.append(_export(export, rows, parts))
     if not args.json:
         console.print("wrote " + ", ".join(str(path) for path in wrote), markup=False, soft_wrap=True)
     return 0
+
+
+def _writable(field: str, path: Path) -> None:
+    """Refuse, before anything is computed, what cannot be written."""
+    if not from_root(field, path).parent.is_dir():
+        raise StoreError(f"{path}: no such folder to write it to")
+    if path.is_dir():
+        raise StoreError(f"{path}: a folder; expected a file to write")
 
 
 def _export(folder: Path, rows: Rows, parts: Parts) -> Path:

@@ -18,6 +18,7 @@ from cutlayer.cli.work import plan
 from cutlayer.cli.work.train import configured, show
 from cutlayer.errors import ContractError
 from cutlayer.extras import needs
+from cutlayer.files import as_path, from_root
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         name = key.removeprefix("net.")
         if key.startswith("net."):
             words = name in ("listen", "certs", "code")
-            found[name] = str(Path(given).resolve()) if name == "certs" else given if words else flags.value(str(given))
+            found[name] = (
+                str(from_root("certs", given)) if name == "certs" else given if words else flags.value(str(given))
+            )
             if isinstance(given, bool):
                 found[name] = given
     return found
@@ -141,7 +144,7 @@ def join(args: argparse.Namespace) -> int:
         if name != "rate" and value is not None and value.is_integer():
             given[name] = int(value)  # 1e6 may be written so
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
-    guest = Guest(Path(args.data), limits, args.x_column, args.y_column)
+    guest = Guest(as_path("data", args.data), limits, args.x_column, args.y_column)
 
     def say(line: str) -> None:
         log.info("%s", line)
@@ -151,7 +154,7 @@ def join(args: argparse.Namespace) -> int:
         guest,
         args.certs or None,
         args.name,
-        Path(args.out),
+        as_path("out", args.out),
         functional.cross_entropy,
         limits,
         _seconds("patience", args.patience),

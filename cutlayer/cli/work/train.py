@@ -22,6 +22,7 @@ from cutlayer.config import Config
 from cutlayer.description import Changes
 from cutlayer.errors import ContractError, RankLost, StoreError
 from cutlayer.experiment import Experiment
+from cutlayer.files import as_path
 from cutlayer.lock import Lock
 from cutlayer.methods import Method, method
 from cutlayer.presets import preset
@@ -39,7 +40,7 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
         raise ContractError("--preset and --config: give one of them")
     if chosen and not args.preset:
         raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
-    base = flags.resolved(text.read(Path(args.config))) if args.config else {}
+    base = flags.resolved(text.read(as_path("config", args.config))) if args.config else {}
     base.pop(description.TABLE, None)  # how a run was served is no part of what it trains
     if args.preset:
         given = preset(args.preset)
@@ -48,7 +49,7 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
     values = flags.config_values(args)
     config = text.parse(text.merge(base, values))
     origins = Origins(plan.names(values), tuple(base), args.preset or args.config)
-    out = Path(args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    out = as_path("out", args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
     return config, out, origins
 
 
@@ -85,7 +86,7 @@ def _stopped(*_: object) -> None:
 def compare(args: argparse.Namespace) -> int:
     both, values = _comparison(args)
     task = both.config(both.methods[0], both.seeds[0]).task
-    out = Path(args.out or f"runs/compare-{args.preset or task}")
+    out = as_path("out", args.out or f"runs/compare-{args.preset or task}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ContractError(
             "compare: it starts processes of its own, one per run; expected torchrun with run or resume"
@@ -117,7 +118,11 @@ def _comparison(args: argparse.Namespace) -> tuple[Comparison, dict[str, Any]]:
     if args.add and not args.preset:
         raise ContractError(f"--add {' '.join(args.add)}: it adds to a --preset's methods; expected --schemes")
     if args.preset or args.config:
-        given = preset(args.preset).comparison if args.preset else Comparison.parse(text.read(Path(args.config)))
+        given = (
+            preset(args.preset).comparison
+            if args.preset
+            else Comparison.parse(text.read(as_path("config", args.config)))
+        )
         base, methods, seeds = dict(given.base), list(given.methods), list(given.seeds)
     if args.schemes and args.preset:
         methods = [_of_preset(args.preset, name) for name in args.schemes]
@@ -162,7 +167,7 @@ def _train_all(both: Comparison, out: Path, args: argparse.Namespace, lock: Lock
 
 
 def resume(args: argparse.Namespace) -> int:
-    out = Path(args.folder)
+    out = as_path("folder", args.folder)
     if args.accept_changes and args.undo_changes:
         raise ContractError("--accept-changes and --undo-changes: give one of them")
     changes: Changes = "accept" if args.accept_changes else "undo" if args.undo_changes else "refuse"
@@ -179,7 +184,7 @@ def resume(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    return show(Path(args.folder), args.quiet, args.json)
+    return show(as_path("folder", args.folder), args.quiet, args.json)
 
 
 def _result(summary: dict[str, Any]) -> str:

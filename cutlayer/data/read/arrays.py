@@ -6,8 +6,6 @@ numbers, "age,weight". y: classes as whole numbers from 0, or by name. owner: na
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,12 @@ from numpy.typing import NDArray
 
 from cutlayer.data.read import columns, image, tables
 from cutlayer.data.read.common import Raw, bundle, checked, there
+from cutlayer.data.read.npz import load
 from cutlayer.data.read.parquet import texts, values
 from cutlayer.data.rows import Bundle, Form
-from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.errors import ContractError, expect
 
 SUFFIXES = (".npz", ".parquet")
-DAMAGE = (OSError, EOFError, MemoryError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, RuntimeError)
 
 
 def form(x: str = "x", y: str = "y", owner: str | None = None, size: int | None = None) -> Form:
@@ -57,12 +55,7 @@ def npz(path: Path, x: str = "x", y: str = "y", owner: str | None = None) -> Raw
 
 
 def _arrays(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            there = list(file.files)
-            found = {name: np.atleast_1d(file[name]) for name in names if name in there}
-    except DAMAGE as error:
-        raise StoreError(f"{path}: not a readable NPZ file: {error}") from error
+    there, found = load(path, names)
     if missing := [name for name in names if name not in found]:
         raise ContractError(f"{path}: arrays {there}, expected {missing[0]!r} among them")
     return found

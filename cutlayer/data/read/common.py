@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.data.rows import Bundle, Labels, Owners, Rows, none_of, numbered
-from cutlayer.errors import ContractError, StoreError, expect, is_whole
+from cutlayer.errors import ContractError, expect, is_whole
+from cutlayer.files import reached
 
 CLASSES = "classes, as whole numbers or names; numbers to predict can be trained from Python, not from the command line"
 
@@ -96,10 +97,8 @@ def listed(where: object, labels: Sequence[Any], classes: int) -> Labels:
 
 def content(path: Path) -> bytes:
     """A file's bytes."""
-    try:
+    with reached(f"{path}: cannot be read"):
         return path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def lines(path: Path) -> list[str]:

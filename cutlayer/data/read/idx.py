@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.data.read import room
 from cutlayer.data.read.common import Raw, bundle, there
 from cutlayer.data.rows import Bundle, Form
 from cutlayer.errors import ContractError, StoreError, expect
 
 SIDES = ("train", "t10k")
-FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw")
 MOST = 1032  # times its size is what gzip can unpack to
+FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw")
 
 
 def array(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -36,9 +37,9 @@ def _array(path: Path, file: Any, dimensions: int) -> NDArray[np.uint8]:
         raise ContractError(f"{path}: starts with {start[:4].hex()}, expected 000008{dimensions:02}")
     shape = tuple(int(length) for length in np.frombuffer(start, dtype=">u4")[1:])
     size = path.stat().st_size
-    packed = path.suffix == ".gz"
-    least = size * MOST if packed else size - len(start)  # before anything of that length is asked for
-    expect(math.prod(shape) <= least, f"{path}: shape", shape, f"no more than the file's {size} bytes hold")
+    most = size * MOST if path.suffix == ".gz" else size - len(start)  # before anything of that length is asked for
+    expect(math.prod(shape) <= most, f"{path}: shape", shape, f"no more than the file's {size} bytes hold")
+    room.check(path, math.prod(shape), size)
     data = file.read(math.prod(shape) + 1)
     expect(len(data) == math.prod(shape), f"{path}: bytes", len(data), f"{math.prod(shape)} for shape {shape}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)

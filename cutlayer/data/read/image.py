@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.data.read import room
 from cutlayer.errors import ContractError
 
 Pixels = NDArray[np.uint8]
@@ -60,10 +61,11 @@ def _flat(image: Any, mode: str | None) -> Any:
 
 def _room(where: object, shape: tuple[int, ...]) -> Pixels:
     try:
+        room.fits(where, math.prod(shape))  # the system may promise more, and end the program when it is used
         return np.empty(shape, dtype=np.uint8)
-    except MemoryError as error:
+    except (MemoryError, ContractError) as error:
         gib = math.prod(shape) / 2**30
-        words = f"{shape[0]} images of {shape[2]}x{shape[3]} pixels are {gib:.0f} GiB, more than the memory holds"
+        words = f"{shape[0]} images of {shape[2]}x{shape[3]} pixels are {gib:.1f} GiB, more than the memory holds"
         raise ContractError(f"{where}: {words}; smaller ones: --image-size") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from cutlayer.data.read.common import content, files
 from cutlayer.errors import ContractError, expect
+from cutlayer.sealed import parsed
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def sides(folder: Path) -> list[list[Path]]:
 def users(path: Path, gap: int = 0) -> Iterator[User]:
     """The users of a file that have rows. `gap`: by how many rows num_samples may be too high."""
     try:
-        held = json.loads(content(path))
-    except (ValueError, RecursionError) as error:
+        held = parsed(content(path))
+    except ValueError as error:
         raise ContractError(f"{path}: not readable JSON: {error}") from error
     names, counts, data = (_entry(path, held, key, kind) for key, kind in ENTRIES.items())
     expect(len(names) == len(counts), f"{path}: num_samples", len(counts), f"{len(names)}, one for each user")

@@ -5,7 +5,6 @@ A data set may lie in several files, the shards of one table: where a path is ta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,6 +17,7 @@ from cutlayer.data.read.common import CLASSES, checked
 from cutlayer.data.read.tables import column, encoded, schema, shards, table
 from cutlayer.data.rows import Labels, Owners, numbered
 from cutlayer.errors import ContractError, expect
+from cutlayer.sealed import parsed
 
 __all__ = ["audio", "class_names", "images", "labels", "owners", "shards", "table", "texts", "values", "windows"]
 
@@ -59,7 +59,7 @@ def labels(paths: Paths, name: str, names: bool = False) -> tuple[Labels, tuple[
 def class_names(path: Path, name: str) -> tuple[str, ...]:
     """The names of a label column's classes that the hub writes into the file; none if it did not."""
     try:
-        about = json.loads((schema(path).metadata or {})[b"huggingface"])
+        about = parsed((schema(path).metadata or {})[b"huggingface"])
         return tuple(str(known) for known in about["info"]["features"][name]["names"])
     except (KeyError, TypeError, ValueError):
         return ()

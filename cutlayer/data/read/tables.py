@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.data.read import room
 from cutlayer.data.read.common import files
 from cutlayer.errors import ContractError, StoreError, expect
 
 AT_ONCE = 1024  # rows
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value; of all others 8, at least
 
 
 def shards(folder: Path, split: str) -> list[Path]:
@@ -48,7 +50,17 @@ def opened(path: Path) -> Iterator[Any]:
 def table(path: Path, columns: Sequence[str] | None = None) -> Any:
     """A file, or some of its columns, as a pyarrow table."""
     with opened(path) as file:
+        room.check(path, _unpacked(file, columns), path.stat().st_size)
         return file.read(columns)
+
+
+def _unpacked(file: Any, columns: Sequence[str] | None) -> int:
+    """The bytes that some columns take as numbers, or as text and lists written one after the other."""
+    about = file.metadata
+    names = [about.schema.column(k).path.split(".")[0] for k in range(about.num_columns)]
+    chosen = [k for k, name in enumerate(names) if columns is None or name in columns]
+    chunks = (about.row_group(group).column(k) for group in range(about.num_row_groups) for k in chosen)
+    return sum(max(c.total_uncompressed_size, c.num_values * WIDTHS.get(c.physical_type, 8)) for c in chunks)
 
 
 def schema(path: Path, *expected: str) -> Any:
@@ -56,19 +68,47 @@ def schema(path: Path, *expected: str) -> Any:
     with opened(path) as file:
         there = file.schema_arrow
     for name in expected:
-        if name not in there.names:
-            raise ContractError(f"{path}: columns {there.names}, expected {name!r} among them")
+        if there.names.count(name) != 1:
+            once = "among them" if name not in there.names else "once among them"
+            raise ContractError(f"{path}: columns {there.names}, expected {name!r} {once}")
     return there
 
 
 def column(path: Path, name: str) -> Any:
     """One column, whole."""
-    schema(path, name)
-    values = table(path, [name]).column(0)
+    kind = schema(path, name).field(name).type
+    values = _text(path, name) if _is_text(kind) else table(path, [name]).column(0)
     if values.null_count:
         row = int(np.argmax(values.is_null().to_numpy()))
         raise ContractError(f"{path}, row {row}: an empty cell, expected a {name}")
     return values.cast(values.type.value_type) if str(values.type).startswith("dictionary") else values
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return any(fits(inner) for fits in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary))
+
+
+def _text(path: Path, name: str) -> Any:
+    """A column of text, some rows at a time: one that is written once and repeated is longer than the file can tell."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parts, size, packed = [], 0, path.stat().st_size
+    with opened(path) as file:
+        room.check(path, _unpacked(file, [name]), packed)
+        kind = file.schema_arrow.field(name).type
+        for batch in file.iter_batches(AT_ONCE, columns=[name]):
+            part = batch.column(0)
+            if pa.types.is_dictionary(kind):
+                size += pc.sum(pc.binary_length(part.dictionary).take(part.indices)).as_py() or 0
+            else:
+                size += part.nbytes
+            room.check(f"{path}: column {name}", size, packed)
+            parts.append(part)
+    return pa.chunked_array(parts, kind)
 
 
 def cells(path: Path, name: str) -> Iterator[tuple[str, Any]]:
@@ -76,6 +116,7 @@ def cells(path: Path, name: str) -> Iterator[tuple[str, Any]]:
     schema(path, name)
     row = 0
     with opened(path) as file:
+        room.likely(f"{path}: column {name}", _unpacked(file, [name]), path.stat().st_size)
         for batch in file.iter_batches(AT_ONCE, columns=[name]):
             for cell in batch.column(0).to_pylist():
                 yield f"{path}, row {row}", cell

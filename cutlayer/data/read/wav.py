@@ -21,7 +21,7 @@ def samples(source: bytes | Path, where: object) -> Samples:
         with wave.open(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
             kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())
             count, data = file.getnframes(), file.readframes(file.getnframes())
-    except (wave.Error, EOFError, OSError, RuntimeError, ValueError) as error:
+    except (wave.Error, EOFError, OSError, MemoryError, RuntimeError, ValueError) as error:
         raise ContractError(f"{where}: not a readable WAV file: {error or 'it ends too soon'}") from error
     expect(kind == (1, 16, RATE), f"{where}: channels, bits, rate", kind, f"(1, 16, {RATE})")
     expect(0 < 2 * count == len(data), f"{where}: samples", len(data) // 2, f"{count or 'some'}, as announced")
