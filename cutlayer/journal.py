@@ -2,7 +2,7 @@
 
     journal.jsonl              as people and programs read it
     checkpoints/journal.jsonl  the same as of the last checkpoint
-    checkpoints/journal.seals  a checksum of each of those lines
+    checkpoints/journal.seals  a checksum of each line
 
 So a line that is damaged is known as such, and read from its copy. One that is damaged and newer than the last
 checkpoint is dropped with those after it: their rounds are trained again anyway.
@@ -44,19 +44,18 @@ def append(path: Path, record: Round) -> None:
     more = values.pop("more")
     line = json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False)
     _add(path, f"{line}\n".encode())
+    _, seals = _beside(path)
+    if seals.parent.is_dir():
+        _add(seals, _seals(f"{line}\n".encode()), lasting=False)
 
 
 def seal(path: Path) -> None:
-    """Copy and seal what has been appended since the last time."""
+    """Copy what has been appended since the last time, and seal it, unless it is."""
     copy, seals = _beside(path)
-    done = copy.stat().st_size if copy.exists() else 0
-    new = b""
-    if path.exists():
-        with path.open("rb") as file:
-            file.seek(done)
-            new = file.read()
+    new = _from(path, _size(copy))
+    marks = _seals(new)
     _add(copy, new)
-    _add(seals, _seals(new))
+    _add(seals, b"" if _from(seals, max(0, _size(seals) - len(marks))) == marks else marks)
 
 
 def read(path: Path) -> list[Round]:
@@ -78,13 +77,27 @@ def trim(path: Path, last: int) -> list[Round]:
     return [record for _, record in kept]
 
 
-def _add(path: Path, content: bytes) -> None:
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _from(path: Path, start: int) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def _add(path: Path, content: bytes, lasting: bool = True) -> None:
+    """At the end of a file; `lasting`: on disk when this returns."""
     new = not path.exists()
     with path.open("ab") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
-    if new:
+        if lasting:
+            os.fsync(file.fileno())
+    if new and lasting:
         sync(path.parent)
 
 
@@ -104,7 +117,7 @@ def _read(path: Path) -> list[tuple[bytes, Round]]:
     """Every whole round, from the journal or its copy."""
     mine, copy, seals = (_Lines(file) for file in (path, *_beside(path)))
     found: list[tuple[bytes, Round]] = []
-    for number in range(1, max(len(mine), len(copy)) + 1):
+    for number in range(1, max(len(mine), min(len(copy), len(seals))) + 1):
         first, second, seal = (lines[number] for lines in (mine, copy, seals))
         whole = [line for line in (first, second) if line is not None and seal in (None, _checksum(line))]
         if first is not None and first == second:

@@ -86,6 +86,7 @@ def resumed(out: Path) -> Experiment:
 class Template:
     """A run as it was after each of its rounds, and at its end."""
 
+    name: str
     folder: Path
     every: int
     rounds: int
@@ -112,7 +113,8 @@ def template(scheme: str, protocol: str, every: int, kept_memory: float | None, 
     shutil.rmtree(folder / f"after-{last}")
     _copy(folder / "run", folder / f"after-{last}")
     shutil.rmtree(folder / "run")
-    return Template(folder, every, last, ended(folder / f"after-{last}"))
+    name = f"{scheme}, {protocol}, every {every}, kept_memory {kept_memory}"
+    return Template(name, folder, every, last, ended(folder / f"after-{last}"))
 
 
 def _copy(one: Path, other: Path) -> None:

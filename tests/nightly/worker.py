@@ -24,7 +24,7 @@ from typing import Any
 from tests.nightly.campaigns import play_of
 
 LIMIT = 300.0  # seconds that a seed may take before it counts as standing still
-LINES = 12  # of an error that are kept
+LINES, WIDTH = 12, 500  # of an error that are kept
 MOMENT = 2.0  # seconds to say where it stood
 
 
@@ -71,7 +71,7 @@ class Worker:
         self._begin()
 
     def _begin(self) -> None:
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
         env = {"OMP_NUM_THREADS": "1", **os.environ}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.nightly.worker"],
@@ -133,7 +133,7 @@ class Worker:
 
 
 def last_lines(error: str) -> str:
-    return "\n".join(error.strip().splitlines()[-LINES:])
+    return "\n".join(line[:WIDTH] for line in error.strip().splitlines()[-LINES:])
 
 
 if __name__ == "__main__":
