@@ -61,6 +61,8 @@ def commit() -> str:
     try:
         name = _git("rev-parse", "--short=12", "HEAD").decode().strip()
         changes = _git("diff", "HEAD", "--", "cutlayer", "tests")
+        new = _git("ls-files", "--others", "--exclude-standard", "--", "cutlayer", "tests").decode().splitlines()
+        changes += b"".join(file.encode() + (ROOT / file).read_bytes() for file in new)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{name}+{hashlib.sha256(changes).hexdigest()[:8]}" if changes else name
