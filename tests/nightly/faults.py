@@ -3,11 +3,12 @@ else; and where it is known what it must be, it is that."""
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -84,7 +85,7 @@ def played(
     stop: int | None = None,
     folder: Path | None = None,
 ) -> Played:
-    """To the end, or to a round that nobody finished. `stop`: interrupted after it, and taken up from its checkpoint."""
+    """To the end, or to a round that nobody finished. `stop`: interrupted after it, and resumed from a checkpoint."""
     run, records = begun(given, faults, reorder), []
     while True:
         try:
@@ -101,9 +102,10 @@ def played(
     return Played(digest(run), [asdict(record) | {"seconds": 0.0} for record in records], finite)
 
 
-def begun(given: dict[str, Any], faults: Sequence[Fault], reorder: int | None) -> cl.Run:
-    model, clients = small_model(), small_clients(SIZES)
-    tests: Any = clients if given["protocol"] == "cyclesl" else clients[3]
+def begun(given: dict[str, Any], faults: Sequence[Fault], reorder: int | None, without: Collection[int] = ()) -> cl.Run:
+    model = small_model()
+    clients = [rows for j, rows in enumerate(small_clients(SIZES)) if j not in without]
+    tests: Any = clients if given["protocol"] == "cyclesl" else clients[-1]
     plain = cl.rounds(
         model, clients, test=tests, cut=1, rounds=ROUNDS, batch_size=4, backend="loop", threads=1, **given
     )
@@ -127,10 +129,10 @@ def method(dice: random.Random) -> dict[str, Any]:
 
 
 def drawn(dice: random.Random) -> list[Fault]:
-    """Here and there; some name messages that are never sent."""
-    found = []
+    """Here and there, or nearly everywhere; some name messages that are never sent."""
+    found, often = [], dice.choice((0.1, 0.3, 0.8))
     for n, j in itertools.product(range(1, ROUNDS + 1), range(len(SIZES))):
-        if dice.random() < 0.3:
+        if dice.random() < often:
             step = dice.choice((REPORT, 0, 0, 1, 2, 3, 5))
             what: What = "step" if step == REPORT else dice.choice(("step", *get_args(What)))
             found.append(Fault(dice.choice(KINDS), n, j, step, what))  # type: ignore[arg-type]
@@ -171,22 +173,10 @@ def absent(dice: random.Random, folder: Path) -> None:
     gone = set(dice.sample(range(len(SIZES)), dice.randint(1, 3)))
     faults = [Fault("drop", n, j, 0) for n in range(1, ROUNDS + 1) for j in gone]
     try:
-        with_them, without = (begun(given, some, None) for some in (faults, ()))
-    except ContractError:
+        runs = begun(given, faults, None), begun(given, (), None, gone)
+        for run in runs:
+            collections.deque(run, maxlen=0)
+    except (ContractError, RoundAbandoned):  # another scheme, other parts; or nobody is left
         return
-    clients = [one for j, one in enumerate(small_clients(SIZES)) if j not in gone]
-    tests: Any = clients if given["protocol"] == "cyclesl" else clients[-1]
-    model = small_model()
-    without = cl.rounds(
-        model, clients, test=tests, cut=1, rounds=ROUNDS, batch_size=4, backend="loop", threads=1, **given
-    )
-    ends = []
-    for run in (with_them, without):
-        try:
-            ends.append(len(list(run)))
-        except RoundAbandoned:
-            ends.append(-1)
-    if ends[1] == -1 or not any(record for record in ends):
-        return
-    gap = difference(with_them.model, without.model)
-    assert ends[0] == ends[1] and gap <= EXACT, f"{given}, without {gone}: {gap}, {ends}"
+    gap = difference(runs[0].model, runs[1].model)
+    assert gap <= EXACT, f"{given}, without {gone}: {gap}"

@@ -133,5 +133,3 @@ def undisturbed(scheme: str, protocol: str, runtime: str, owner: int) -> tuple[d
     runs = [path.parent.relative_to(out) for path in out.rglob("config.toml")]
     assert len(runs) == (2 if runtime == "compare" else 1)
     return {str(run): ended(out / run) for run in runs}, seconds
-
-
