@@ -1,5 +1,6 @@
 # make demo    train five methods on handwritten digits and compare them
 # make test    every check: ruff, mypy, pytest
+# make nightly hours of seeded trials, which go on where they were interrupted (NIGHTLY="flips --minutes 30")
 # make package build a source archive, a wheel from that, install it into an empty environment and run it
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/
 
 export PYTHONDONTWRITEBYTECODE :=# nothing is compiled when it is installed: what is used is, once
 
-.PHONY: demo test package clean
+.PHONY: demo test nightly package clean
 
 demo: export OMP_NUM_THREADS := 1
 demo: .venv/installed
@@ -21,6 +22,10 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses auto --quiet
+
+nightly: export OMP_NUM_THREADS := 1
+nightly: .venv/installed
+	$(BIN)/python -m tests.nightly --ledger build/nightly.jsonl $(NIGHTLY)
 
 package:
 	rm -rf build/package

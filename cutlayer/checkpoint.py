@@ -112,7 +112,8 @@ def config(run: Path) -> str | None:
 
 
 def load(run: Path, like: Global, last: int) -> Global | None:
-    """The newest whole checkpoint of a round up to `last`, or None; one that cannot be used is named in a warning."""
+    """The newest whole checkpoint of a round up to `last`, or None: start again, where that loses nothing but time. One
+    that cannot be used is named in a warning."""
     found = _numbered(run / FOLDER)
     for n, path in reversed(found):
         if n > last:
@@ -124,9 +125,23 @@ def load(run: Path, like: Global, last: int) -> Global | None:
             return _load(path, like)
         except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
             warnings.warn(f"checkpoint {path} is damaged and passed over: {error}", DamagedCheckpoint, stacklevel=2)
-    if any(n <= last for n, _ in found):
+    if any(0 < n <= last for n, _ in found):
         raise StoreError(f"{run}: none of its {len(found)} checkpoints can be read; start again with --overwrite")
     return None
+
+
+def began_with(run: Path, state: Global) -> bool:
+    """Whether a run's beginning, made again, is what it was, as far as anything is left to compare it with."""
+    left = run / FOLDER / f"{0:06d}"
+    known = _manifest(left).get("weights")
+    if known is None:
+        try:
+            content = (left / WEIGHTS).read_bytes()
+            unpack(content)
+            known = seal_of(content)
+        except (OSError, StoreError):
+            return True
+    return bool(known == seal_of(pack(_named(state))))
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:

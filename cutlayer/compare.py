@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -25,9 +26,10 @@ from cutlayer.errors import CutlayerError, Diverged, Restored, StoreError
 from cutlayer.experiment import Experiment, assemble
 from cutlayer.files import write_aside
 from cutlayer.lock import Lock
-from cutlayer.sealed import parsed
+from cutlayer.sealed import parsed, unpack
 
 FILE = "compare.toml"
+SEAL = "# sha256 "  # of all before it: the last line of the copy
 
 
 def start(comparison: Comparison, out: Path, overwrite: bool) -> Lock:
@@ -58,21 +60,45 @@ def resume(out: Path, changes: Changes) -> tuple[Comparison, Lock]:
     """A comparison that was interrupted, or is complete."""
     lock = Lock(out)
     try:
-        copy = out / "runs" / FILE
-        before = copy.read_text(encoding="utf-8") if copy.exists() else None
+        before = _copied(out / "runs" / FILE)
         values = settle(out / FILE, before, changes)
         comparison = Comparison.parse(values)
         restore(out / FILE, before, values)
+        for m, seed in comparison.runs() if changes == "undo" else ():
+            run = folder(out, m, seed)
+            was = checkpoint.config(run)
+            restore(run / description.FILE, was, text.loads(was or ""))
         return comparison, lock
     except BaseException:
         lock.close()
         raise
 
 
+def copy(comparison: Comparison, out: Path) -> None:
+    """Write down what is compared once more, with a checksum."""
+    (out / "runs").mkdir(exist_ok=True)
+    said = HEADER + comparison.dump()
+    write_aside(out / "runs" / FILE, f"{said}{SEAL}{_seal(said)}\n".encode())
+
+
+def _copied(path: Path) -> str | None:
+    """The text of a comparison as it began, if the copy of it is still what it was."""
+    if not path.exists():
+        return None
+    said, _, seal = path.read_bytes().decode(errors="replace").rpartition(SEAL)
+    if seal == f"{_seal(said)}\n":
+        return said
+    warnings.warn(f"{path}: damaged: it does not match its checksum; written again", Restored, stacklevel=3)
+    return None
+
+
+def _seal(said: str) -> str:
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
 def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Iterator[list[Progress]]:
     """Train whatever is not trained yet, `jobs` runs at a time; yields where every run is, a few times a second."""
-    (out / "runs").mkdir(exist_ok=True)
-    write_aside(out / "runs" / FILE, (HEADER + comparison.dump()).encode())
+    copy(comparison, out)
     runs = [(m, seed, comparison.config(m, seed)) for m, seed in comparison.runs()]
     waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
     todo = [(text.dump(c), str(folder(out, m, seed))) for m, seed, c in runs if not _done(folder(out, m, seed))]
@@ -113,11 +139,23 @@ def _progress(out: Path, before: Progress) -> Progress:
 
 
 def _done(path: Path) -> bool:
+    """Whether a run has come to its end, and what it left is whole; a run that is resumed writes it again."""
     try:
-        return store.read_summary(path) is not None
+        summary = store.read_summary(path)
+        if summary is not None and summary["status"] == "complete":
+            for file in (*(path / name for name in store.MODELS), *path.glob("fronts/*.safetensors")):
+                _check(file)
     except StoreError as error:
         warnings.warn(str(error), Restored, stacklevel=2)
         return False
+    return summary is not None
+
+
+def _check(file: Path) -> None:
+    try:
+        unpack(file.read_bytes(), older=True)
+    except (OSError, StoreError) as error:
+        raise StoreError(f"{file}: {error}; written again") from error
 
 
 def _processes() -> BaseContext:

@@ -53,7 +53,12 @@ def serves(out: Path, before: str | None) -> bool:
     """Whether the clients of a run are elsewhere, by its description or by the copy of it."""
     if before is not None and TABLE in text.loads(before):
         return True
-    return (out / FILE).exists() and TABLE in text.read(out / FILE)
+    try:
+        return (out / FILE).exists() and TABLE in text.read(out / FILE)
+    except StoreError:
+        if before is None:
+            raise
+        return False  # damaged: the copy counts
 
 
 def settled(out: Path, before: str | None, changes: Changes) -> Description:

@@ -172,6 +172,8 @@ class Experiment:
         found = checkpoint.load(out, run.state, rounds_done) if team.root else None
         if team.root and found is None:
             run = assemble(config, True, elsewhere)
+            if not checkpoint.began_with(out, run.state):
+                raise StoreError(f"{out}: its first checkpoint is damaged, and what it began with is not what it was")
             if rounds_done:
                 said = f"{out}: no checkpoint of its rounds; starting again"
                 warnings.warn(said, checkpoint.LostJournal, stacklevel=3)

@@ -100,8 +100,8 @@ def write_aside(path: Path, content: bytes) -> None:
         raise
 
 
-def append(path: Path, content: bytes) -> None:
-    """Add to the end of a file, on disk when this returns; a part of it that was written in vain is cut off again."""
+def append(path: Path, content: bytes, lasting: bool = True) -> None:
+    """Add to the end of a file (`lasting`: on disk when this returns); a part that was written in vain is cut off."""
     new = not path.exists()
     before = 0 if new else path.stat().st_size
 
@@ -110,8 +110,9 @@ def append(path: Path, content: bytes) -> None:
             file.truncate(before)
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
-        if new:
+            if lasting:
+                os.fsync(file.fileno())
+        if new and lasting:
             sync(path.parent)
 
     persistently(write, path)

@@ -2,7 +2,7 @@
 
     journal.jsonl              as people and programs read it
     checkpoints/journal.jsonl  the same as of the last checkpoint
-    checkpoints/journal.seals  a checksum of each of those lines
+    checkpoints/journal.seals  a checksum of each line
 
 So a line that is damaged is known as such, and read from its copy. One that is damaged and newer than the last
 checkpoint is dropped with those after it: their rounds are trained again anyway.
@@ -44,23 +44,18 @@ def append(path: Path, record: Round) -> None:
     more = values.pop("more")
     line = json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False)
     files.append(path, f"{line}\n".encode())
+    _, seals = _beside(path)
+    if seals.parent.is_dir():
+        files.append(seals, _seals(f"{line}\n".encode()), lasting=False)
 
 
 def seal(path: Path) -> None:
-    """Copy and seal what has been appended since the last time."""
+    """Copy what has been appended since the last time, and seal it, unless it is."""
     copy, seals = _beside(path)
-    done = copy.stat().st_size if copy.exists() else 0
-    new = b""
-    if path.exists():
-
-        def read() -> bytes:
-            with path.open("rb") as file:
-                file.seek(done)
-                return file.read()
-
-        new = files.persistently(read, path)
+    new = _from(path, _size(copy))
+    marks = _seals(new)
     files.append(copy, new)
-    files.append(seals, _seals(new))
+    files.append(seals, b"" if _from(seals, max(0, _size(seals) - len(marks))) == marks else marks)
 
 
 def read(path: Path) -> list[Round]:
@@ -82,6 +77,21 @@ def trim(path: Path, last: int) -> list[Round]:
     return [record for _, record in kept]
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _from(path: Path, start: int) -> bytes:
+    """What a file holds from there on."""
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
+
+    return files.persistently(read, path) if path.exists() else b""
+
+
 def _beside(path: Path) -> tuple[Path, Path]:
     return path.parent / COPIES / path.name, path.parent / COPIES / SEALS
 
@@ -98,7 +108,7 @@ def _read(path: Path) -> list[tuple[bytes, Round]]:
     """Every whole round, from the journal or its copy."""
     mine, copy, seals = (_Lines(file) for file in (path, *_beside(path)))
     found: list[tuple[bytes, Round]] = []
-    for number in range(1, max(len(mine), len(copy)) + 1):
+    for number in range(1, max(len(mine), min(len(copy), len(seals))) + 1):
         first, second, seal = (lines[number] for lines in (mine, copy, seals))
         whole = [line for line in (first, second) if line is not None and seal in (None, _checksum(line))]
         if first is not None and first == second:

@@ -23,11 +23,12 @@ from cutlayer.sealed import seal, unseal
 
 SPILL = ".spill"  # what did not fit in memory, while a run is under way
 SUMMARY = "summary.json"
+MODELS = ("model.safetensors", "front.safetensors", "back.safetensors")
 _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
         *("checkpoints", "journal.jsonl", SUMMARY, "blocks.json", "roster.json", ".roster.json"),
-        *("model.safetensors", "front.safetensors", "back.safetensors", "fronts"),
+        *(*MODELS, "fronts"),
         *_REPORT,
     ),
     "compare.toml": ("runs", *_REPORT),

@@ -1,0 +1,119 @@
+"""Damage to folders that hold more than one simulated run: a comparison, and a run whose clients are elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from cutlayer import checkpoint, compare, comparison, description, hosting
+from cutlayer import config as text
+from cutlayer.comparison import Comparison
+from cutlayer.description import Changes
+from cutlayer.errors import ContractError
+from cutlayer.experiment import Experiment
+from cutlayer.methods import method
+from cutlayer.terms import Net
+from tests.nightly.damage import damage, drawn_file
+from tests.nightly.runs import BASE, Ended, config, ended, same, scratch
+
+T = TypeVar("T")
+SCHEMES = ("psl", "smofi", "ssl")
+NAMES = ["ward-1", "ward-2", "ward-10"]
+
+
+def undone(resume: Callable[[Changes], T]) -> T:
+    """Resume, and undo what was changed if that is asked for."""
+    try:
+        return resume("refuse")
+    except ContractError as error:
+        if "it is not what the run began with" not in str(error):
+            raise
+    return resume("undo")
+
+
+# ---- A comparison --------------------------------------------------------------------------------------------------
+
+
+def compared(out: Path, dice: random.Random) -> str:
+    """A comparison with a run that is complete and one that is not, and damage to one of its files."""
+    shutil.copytree(comparison_of(dice.choice(SCHEMES), os.getpid())[0], out)
+    path = drawn_file(out, dice)
+    return f"comparison, {path.relative_to(out)}: {damage(path, dice)}"
+
+
+def compared_again(out: Path) -> None:
+    both = undone(lambda changes: _trained(out, changes))
+    whole, expected = comparison_of(both.methods[1].label.lower(), os.getpid())
+    assert both.dump() == comparison.read(whole).dump() == comparison.read(out).dump(), "another comparison"
+    for (m, seed), right in zip(both.runs(), expected, strict=True):
+        same(ended(comparison.folder(out, m, seed)), right)
+
+
+def _trained(out: Path, changes: Changes) -> Comparison:
+    """As `compare.train_all` does it, without processes."""
+    both, lock = compare.resume(out, changes)
+    with lock:
+        for m, seed in both.runs():
+            path = comparison.folder(out, m, seed)
+            if not compare._done(path):
+                compare._work(text.dump(both.config(m, seed)), str(path))
+    return both
+
+
+@functools.cache
+def comparison_of(scheme: str, owner: int) -> tuple[Path, list[Ended]]:
+    """FedAvg is complete, the other one interrupted after a round; and what both end with."""
+    out = Path(tempfile.mkdtemp(dir=scratch()))
+    both = Comparison({**BASE, "rounds": 3}, [method("fedavg"), method(scheme)], [4])
+    compare.start(both, out, False).close()
+    compare.copy(both, out)
+    found = []
+    for m, seed in both.runs():
+        path = comparison.folder(out, m, seed)
+        compare._work(text.dump(both.config(m, seed)), str(path))
+        found.append(ended(path))
+    shutil.rmtree(path)
+    next(iter(Experiment.start(both.config(m, seed), path)))
+    gc.collect()
+    return out, found
+
+
+# ---- A server ------------------------------------------------------------------------------------------------------
+
+
+def served(out: Path, dice: random.Random) -> str:
+    shutil.copytree(server_of(dice.choice(SCHEMES), os.getpid())[0], out)
+    path = drawn_file(out, dice)
+    return f"server, {path.relative_to(out)}: {damage(path, dice)}"
+
+
+def served_again(out: Path) -> None:
+    assert description.serves(out, checkpoint.config(out)), "it is no server any more"
+    experiment, service = undone(lambda changes: hosting.resume(out, changes))
+    _, run = server_of(experiment.config.scheme["name"], os.getpid())
+    assert service.run_id == run and service.roster.names == NAMES
+    assert experiment.run.state.n == 0
+
+
+@functools.cache
+def server_of(scheme: str, owner: int) -> tuple[Path, str]:
+    """A server whose clients have come, before its first round; and its name."""
+    out = Path(tempfile.mkdtemp(dir=scratch()))
+    given = config(scheme, "smofi", clients=None, participation=1.0, backend="loop")
+    experiment, service = hosting.start(given, Net("127.0.0.1:0", min_clients=2), out)
+    for name in NAMES:
+        session: Any = SimpleNamespace(name=name, alive=True)
+        service.roster.enrol(session, 9)
+    service.roster.fix()
+    run = str(service.run_id)
+    del experiment, service
+    gc.collect()
+    return out, run
