@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cutlayer.errors import RankLost
+from cutlayer.errors import ContractError, RankLost, expect
 
 SHARED = Path("/dev") / "shm"  # files there are memory; ours has no name as soon as all ranks have it open
 SEGMENT = 2**20  # numbers that are handed on at a time, while the next are still being added up
+SILENCE = 1800.0  # seconds, as torch has it
 NAP, LOOK = 2e-5, 0.5  # seconds between two looks at a counter, and at whether the others still live
 
 
@@ -127,7 +128,7 @@ class Bridge:
         self.memory, self.room, self.tick = raw[2 * counters :], need, 0
 
     def _wait(self, counters: Tensor, rank: int, until: int) -> None:
-        looked = time.monotonic()
+        began = looked = time.monotonic()
         while int(counters[rank]) < until:
             time.sleep(NAP)
             if time.monotonic() - looked > LOOK:
@@ -135,6 +136,20 @@ class Bridge:
                 for other, pid in enumerate(self.pids):
                     if not _lives(pid):
                         raise RankLost(f"rank {other} (process {pid}) has ended")
+                if looked - began > silence():
+                    said = f"rank {rank} (process {self.pids[rank]}) is silent for {looked - began:.0f} seconds"
+                    raise RankLost(said)
+
+
+def silence() -> float:
+    """Seconds that a rank waits for another, which may have been stopped."""
+    given = os.environ.get("CUTLAYER_RANKS_TIMEOUT", "")
+    try:
+        seconds = float(given or SILENCE)
+    except ValueError as error:
+        raise ContractError(f"CUTLAYER_RANKS_TIMEOUT = {given!r}: expected seconds") from error
+    expect(0 < seconds < 1e9, "CUTLAYER_RANKS_TIMEOUT", given, "seconds, above 0")
+    return seconds
 
 
 def _lives(pid: int) -> bool:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cutlayer.errors import ContractError, RankLost, unknown
-from cutlayer.line import SEGMENT, Bridge, Wire
+from cutlayer.line import SEGMENT, Bridge, Wire, silence
 from cutlayer.pack import pack, unpack
 from cutlayer.team import ALONE, Team, Visit, Wait, at_once
 from cutlayer.workers import Workers
@@ -148,7 +149,8 @@ def join(sums: str | None) -> Team:
             return ALONE
         if "MASTER_ADDR" not in os.environ:
             raise ContractError("ranks: WORLD_SIZE is set, but not MASTER_ADDR; expected a start by torchrun")
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=silence()))
     if dist.get_world_size() < 2:
         return ALONE
     if sums not in _joined:  # all ranks meet here once, and not in every run of a program

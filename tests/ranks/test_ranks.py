@@ -86,6 +86,29 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> N
     assert summaries[0]["sha256"] == summaries[1]["sha256"]
 
 
+def test_a_rank_that_is_stopped_does_not_hold_the_others_for_ever(tmp_path: Path) -> None:
+    """SIGSTOP of a rank: the other one says so and ends; what it leaves can be resumed."""
+    out = tmp_path / "run"
+    flags = ["--rounds", "400", "--train-rows", "300", "--clients", "12", "--local-epochs", "2", "--quiet", "--out"]
+    os.environ["CUTLAYER_RANKS_TIMEOUT"] = "4"
+    try:
+        with launched(2, main, ["run", *flags, str(out)]) as (first, second):
+            journal = out / "journal.jsonl"
+            while not journal.exists() or journal.read_text().count("\n") < 2:
+                assert not first.ended, first.err
+                time.sleep(0.01)
+            os.kill(second.pid, signal.SIGSTOP)
+            try:
+                assert first.wait() == 2
+            finally:
+                os.kill(second.pid, signal.SIGCONT)
+            assert "`cutlayer resume" in first.err, first.err
+            assert second.wait() != 0
+    finally:
+        del os.environ["CUTLAYER_RANKS_TIMEOUT"]
+    assert Experiment.resume(out).run.state.n >= 2
+
+
 def _worker(launcher: int) -> int:
     """The last of the processes that torchrun started."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
