@@ -21,4 +21,4 @@ def connections() -> int:
         raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
         soft = max(soft, raised)
-    return MOST if soft < 0 else max(min(soft - RESERVE, MOST), soft // 2, 1)
+    return MOST if soft < 0 else min(max(soft - RESERVE, soft // 2, 1), MOST)

@@ -1,0 +1,95 @@
+"""More connections than a server may open: nobody is hurt but those who came to say nothing."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cutlayer as cl
+from cutlayer.net import descriptors, dial, hub
+from cutlayer.sealed import digest
+from tests.forks import forked
+from tests.net.play import SOON, network, play, rows
+
+LIMIT, SILENT, SLOW = 512, 700, 20
+BASE: dict[str, Any] = {"cut": 0, "rounds": 3, "batch_size": 4, "local_epochs": 1, "scheme": "smofi"}
+
+
+def server(folder: str, silent: int) -> None:
+    """A server and its clients in a process that may open few files; the clients come when the strangers are there."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    hub.HANDSHAKE, dial.FIRST, dial.LONGEST = 1.0, 0.05, 0.2
+    out = Path(folder)
+
+    def watch(service: Any) -> None:
+        (out / "port.tmp").write_text(str(service.hub.port))
+        (out / "port.tmp").rename(out / "port")
+        while not (out / "there").exists():
+            time.sleep(0.01)
+
+    played = play(out, rows(), watch=watch, **BASE)
+    assert all(record.faults == () for record in played.result.history)
+    print(digest(played.result.model.state_dict()), flush=True)
+
+
+def test_silent_and_slow_ones(tmp_path: Path) -> None:
+    """Beyond the limit of open files: the bits are the simulator's."""
+    expected = digest(cl.train(network(), rows(), test=rows()[0], backend="loop", **BASE).model.state_dict())
+    with forked(server, str(tmp_path), SILENT) as process:
+        while not (tmp_path / "port").exists():
+            assert not process.ended, process.err
+            time.sleep(0.01)
+        port, open_ones = int((tmp_path / "port").read_text()), []
+        for _ in range(SILENT):
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+            open_ones.append(one)
+        (tmp_path / "there").touch()
+        while not process.ended:
+            for slow in open_ones[:SLOW]:  # a byte now and then
+                try:
+                    slow.send(b"\x16")
+                except OSError:
+                    continue
+            time.sleep(0.05)
+        assert process.wait() == 0, process.err
+        assert process.out.split() == [expected]
+        for one in open_ones:
+            one.close()
+
+
+def test_descriptors_are_kept_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    for limits, wanted, raised in (
+        ((1024, 1024), 1024 - descriptors.RESERVE, []),
+        ((1024, 4096), 4096 - descriptors.RESERVE, [(4096, 4096)]),
+        ((1024, 10**6), descriptors.MOST, [(descriptors.MOST + descriptors.RESERVE, 10**6)]),
+        ((10**6, 10**6), descriptors.MOST, []),
+        ((100, 100), 50, []),
+    ):
+        asked.clear()
+        monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _, found=limits: found)
+        monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, pair: asked.append(pair))
+        assert descriptors.connections() == wanted
+        assert [pair for pair in asked if pair != limits] == raised
+
+
+def test_a_failed_welcome_leaves_nobody_behind() -> None:
+    """Who goes while it is welcomed is not there afterwards."""
+    there = hub.Hub("127.0.0.1:0", None, lambda name, words: {"more": "x" * 60_000}, set)
+    there.start()
+    for _ in range(20):
+        line = dial.Line(f"127.0.0.1:{there.port}", None)
+        line.send("Hello", {"name": "a"})
+        line.close()
+    until = time.monotonic() + SOON
+    while there.sessions and time.monotonic() < until:
+        time.sleep(0.01)
+    assert there.sessions == {}
+    there.stop(0.1)
