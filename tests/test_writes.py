@@ -14,6 +14,7 @@ import cutlayer as cl
 from cutlayer import checkpoint, files
 from cutlayer import config as text
 from cutlayer.cli.main import main
+from cutlayer.errors import Restored
 from cutlayer.experiment import Experiment
 from cutlayer.store import read_summary
 
@@ -144,7 +145,9 @@ def test_an_edited_comparison_is_not_used_unasked(tmp_path: Path, capsys: pytest
     assert "compare.toml: it is not what the run began with: base.rounds was 1, is 2" in capsys.readouterr().err
     assert main(["resume", str(out), "--quiet", "--undo-changes"]) == 0 and "rounds = 1" in path.read_text()
     path.unlink()
-    assert main(["resume", str(out), "--quiet"]) == 0 and "rounds = 1" in path.read_text()
+    with pytest.warns(Restored, match="written again, as the run was"):
+        assert main(["resume", str(out), "--quiet"]) == 0
+    assert "rounds = 1" in path.read_text()
 
 
 def test_a_config_that_says_the_same_otherwise_is_the_same(tmp_path: Path) -> None:
