@@ -82,11 +82,11 @@ def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
     rows = tested(data)
     seen = training_view(config, data)
     about = About(config.model, data.shape, config.task, told(seen), tuple(data.class_names))
-    look = rows if rows is not None else (data.x[:4], data.y[:4])
+    example = rows if rows is not None else (data.x[:4], data.y[:4])
     model = build_model(config.model, data.shape, data.classes, config.seed)
     return Service(
         model,
-        look,
+        example,
         net,
         config.cut,
         config.labels,
