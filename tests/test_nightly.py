@@ -23,6 +23,7 @@ SEEDS = {  # of each, those that are quick and far apart: 0 is a comparison
     "races": (0, 1),
     "frames": (0,),
     "threads": (0,),
+    "sigterm": (0,),
 }
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -37,7 +38,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
 
 
 def test_every_campaign_is_there() -> None:
-    assert set(SEEDS) | {"soak"} == set(NIGHT)
+    assert set(SEEDS) | {"soak", "strangers"} == set(NIGHT)
     with pytest.raises(SystemExit, match="unknown campaign 'flip': valid: flips, faults"):
         campaigns.chosen(["flip"])
 

@@ -17,6 +17,8 @@ NIGHT = {  # name: the seeds of a night
     "frames": 1000,
     "soak": 20,
     "threads": 300,
+    "sigterm": 400,
+    "strangers": 5,
 }
 
 
