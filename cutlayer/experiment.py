@@ -28,7 +28,7 @@ from cutlayer.description import Changes, Description, restore, settled
 from cutlayer.errors import ContractError, Diverged, Restored, StoreError
 from cutlayer.files import as_path, from_root, write_aside
 from cutlayer.lock import Lock
-from cutlayer.population import load_data, populate, tested
+from cutlayer.population import load_data, look, populate, tested
 from cutlayer.ranks import join
 from cutlayer.records import Global, Round
 from cutlayer.registry import MODELS
@@ -52,7 +52,8 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
 def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = None) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
     `elsewhere`: clients on other machines; what is here of the task is to test on."""
-    data = load_data(config, look=True)
+    look(config)
+    data = load_data(config)
     model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))

@@ -16,7 +16,7 @@ from cutlayer.description import Changes, settled
 from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import Experiment, build_model
 from cutlayer.net import free
-from cutlayer.population import load_data, tested, training_view
+from cutlayer.population import load_data, look, tested, training_view
 from cutlayer.service import About, Service
 from cutlayer.terms import Net
 
@@ -77,15 +77,16 @@ def settings(values: Mapping[str, Any]) -> Net:
 
 
 def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
-    data = load_data(config, look=True)
+    look(config)
+    data = load_data(config)
     rows = tested(data)
     seen = training_view(config, data)
     about = About(config.model, data.shape, config.task, told(seen), tuple(data.class_names))
-    look = rows if rows is not None else (data.x[:4], data.y[:4])
+    few = rows if rows is not None else (data.x[:4], data.y[:4])
     model = build_model(config.model, data.shape, data.classes, config.seed)
     return Service(
         model,
-        look,
+        few,
         net,
         config.cut,
         config.labels,

@@ -28,18 +28,27 @@ def _load_once(holds: str, *task: Any) -> Dataset:
     return load_task(*task)
 
 
-def load_data(config: Config, look: bool = False) -> Dataset:
-    """The rows a config names; read once. `look`: again where the files hold something else by now, as a new run
-    does; a run that is under way has no more need of them."""
+def look(config: Config) -> None:
+    """From now on, `load_data` gives the rows as the files hold them now: for a run that begins."""
+    task = _task(config)
+    _known[task] = held(task[0], task[1], task[4])
+
+
+def load_data(config: Config) -> Dataset:
+    """The rows a config names; read once. A run that is under way has no more need of the files."""
+    task = _task(config)
+    if task not in _known:
+        look(config)
+    return _load_once(_known[task], *task)
+
+
+def _task(config: Config) -> tuple[str, Path | None, int | None, int, Own | None]:
+    """What `load_task` takes."""
     own = None
     if config.data is not None:
         columns = config.x_column, config.y_column, config.owner_column
         own = Own(config.data, config.data_test, *columns, config.layout, config.image_size)
-    folder = Path(config.data_dir) if config.data_dir else None
-    task = config.task, folder, config.train_rows, config.seed, own
-    if look or task not in _known:
-        _known[task] = held(config.task, folder, own)
-    return _load_once(_known[task], *task)
+    return config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
 
 
 def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:

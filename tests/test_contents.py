@@ -15,7 +15,7 @@ from cutlayer.data import cache, contents
 from cutlayer.data.own import Own
 from cutlayer.data.rows import Bundle, Form, Rows, none_of
 from cutlayer.errors import StoreError
-from cutlayer.population import load_data
+from cutlayer.population import load_data, look
 
 ROWS, LENGTH = 8, 16
 
@@ -202,12 +202,16 @@ def test_a_second_run_of_one_process_has_the_new_rows(tmp_path: Path, where: Pat
         np.savez(path, x=np.full((4, 3), number, dtype=np.float32), y=[0, 1, 0, 1])
         if before is not None:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert np.all(load_data(given, look=True).train.x == number)
-        assert load_data(given) is load_data(given, look=True)
+        look(given)
+        data = load_data(given)
+        assert np.all(data.train.x == number)
+        look(given)
+        assert load_data(given) is data
     path.unlink()
     assert np.all(load_data(given).train.x == 2)  # a run under way goes on
+    look(given)
     with pytest.raises(StoreError, match="no such folder or file"):
-        load_data(given, look=True)
+        load_data(given)
 
 
 def test_users_rows_are_the_new_ones(tmp_path: Path, where: Path) -> None:

@@ -22,7 +22,7 @@ from cutlayer.data.source import View
 from cutlayer.errors import ContractError, expect
 from cutlayer.experiment import build_model, warm_start
 from cutlayer.models import example
-from cutlayer.population import load_data
+from cutlayer.population import load_data, look
 from cutlayer.rng import EVERYBODY, rng
 
 CAPTION = (
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         shape = _shape(args.input)
     config = text.parse(values)
     if args.leakage or shape is None or "task" in values or "data" in values:
-        data = load_data(config, look=True)
+        look(config)
+        data = load_data(config)
         if shape is not None and shape != data.shape:
             raise ContractError(f"input = {args.input!r}: the rows of {config.task} are {_times(data.shape)}")
         shape, classes = data.shape, args.classes or data.classes

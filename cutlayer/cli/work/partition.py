@@ -23,7 +23,7 @@ from cutlayer.data.parts import Parts, divergence, histograms
 from cutlayer.data.rows import Rows
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.files import as_path, from_root, write_aside
-from cutlayer.population import divided, load_data
+from cutlayer.population import divided, load_data, look
 from cutlayer.report import mixture
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -40,9 +40,11 @@ def run(args: argparse.Namespace) -> int:
     if parts_file is not None:
         partition_file.check_name(parts_file)
     if export is not None and os.path.lexists(export) and not export.is_dir():
-        raise StoreError(f"{export}: not a folder; expected one to write the clients' rows to")
+        what = "a link that leads nowhere" if export.is_symlink() else "a file"
+        raise StoreError(f"{export}: {what}; expected a folder to write the clients' rows to")
     with console.status(f"reading {config.task}"):
-        data = load_data(config, look=True)
+        look(config)
+        data = load_data(config)
     began = time.perf_counter()
     with console.status(f"dividing {config.task}"):
         rows, parts = divided(config, data)
