@@ -9,10 +9,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cutlayer as cl
-from cutlayer import checkpoint, files
+from cutlayer import checkpoint, files, population
 from cutlayer import config as text
 from cutlayer.cli.main import main
 from cutlayer.experiment import Experiment
@@ -166,3 +167,19 @@ def test_the_old_name_of_a_part_is_still_an_error(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('name = "psl"', 'name = "pslx"'))
     with pytest.raises(cl.ContractError, match="unknown scheme 'pslx'"):
         Experiment.resume(tmp_path / "x", changes="accept")
+
+
+def test_inputs_that_changed_are_seen(tmp_path: Path) -> None:
+    """One number of one row, the labels as they were: a run does not go on with other data."""
+    x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 3
+    data = tmp_path / "rows.npz"
+    np.savez(data, x=x, y=y)
+    config = {**BASE, "data": str(data), "cut": 0, "train_rows": None}
+    for record in Experiment.start(text.parse(config), tmp_path / "run"):
+        if record.n == 2:
+            break
+    x[0, 0] += 1
+    np.savez(data, x=x, y=y)
+    population.look(text.parse(config))
+    with pytest.raises(cl.StoreError, match="its data, or who holds which rows, are not what they were"):
+        Experiment.resume(tmp_path / "run")

@@ -19,6 +19,8 @@ from cutlayer.lazy import Lazy
 from cutlayer.nested import Inputs, each, tensors
 from cutlayer.rng import OwnRandomness
 
+CHUNK = 4096  # rows
+
 
 class Source(Protocol):
     """Rows that can be counted and taken by index; `name` stands for them in errors."""
@@ -130,13 +132,14 @@ class Population(Lazy[View]):
         return self.parts.sizes
 
     def digest(self) -> str:
-        """Of the rows' number, shape and labels, and of who holds which."""
+        """Of all rows and labels, and of who holds which."""
         parts = self.parts.parts if isinstance(self.parts, Side) else self.parts
         found = hashlib.blake2b(
             f"{self.rows.x.shape} {self.rows.x.dtype} {self.parts.sizes.sum()}".encode(), digest_size=8
         )
-        for array in (self.rows.y, parts.order, parts.ends):
-            found.update(np.ascontiguousarray(array).data)
+        for array in (self.rows.x, self.rows.y, parts.order, parts.ends):
+            for start in range(0, len(array), CHUNK):  # what is memory-mapped is read piece by piece
+                found.update(np.ascontiguousarray(array[start : start + CHUNK]).data)
         return found.hexdigest()
 
     def everybody(self) -> View:
