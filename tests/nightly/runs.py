@@ -84,7 +84,7 @@ def resumed(out: Path) -> Experiment:
 
 @dataclass(frozen=True)
 class Template:
-    """A run as it was after each of its rounds, and at its end."""
+    """A run as it was at its start, after each of its rounds, and at its end."""
 
     name: str
     folder: Path
@@ -107,6 +107,7 @@ def template(scheme: str, protocol: str, every: int, kept_memory: float | None, 
     folder = Path(tempfile.mkdtemp(dir=scratch()))
     more = {} if kept_memory is None else {"kept_memory": kept_memory}
     experiment = Experiment.start(config(scheme, protocol, checkpoint_every=every, **more), folder / "run")
+    _copy(folder / "run", folder / "after-0")
     for record in experiment:
         _copy(folder / "run", folder / f"after-{record.n}")
     last = len(experiment.history)
