@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import json
@@ -37,8 +38,10 @@ BASE: dict[str, Any] = {
 
 @functools.cache
 def scratch() -> Path:
-    """A folder for as long as this process lasts; whoever is forked from it has one of its own."""
-    return Path(tempfile.mkdtemp(prefix="nightly-kept-"))
+    """A folder for as long as this process lasts."""
+    folder = Path(tempfile.mkdtemp(prefix="nightly-kept-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def config(scheme: str, protocol: str, **more: Any) -> Config:
