@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from cutlayer import checkpoint, description, heap, kept, store
+from cutlayer import checkpoint, description, heap, journal, kept, store
 from cutlayer import config as text
 from cutlayer.comparison import Comparison, folder, slug
 from cutlayer.description import HEADER, Changes, restore, settle
@@ -128,8 +128,8 @@ def _progress(out: Path, before: Progress) -> Progress:
     path = out / "runs" / slug(before.label) / f"seed-{before.seed}"
     if not path.exists():
         return before
-    journal = path / "journal.jsonl"
-    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+    written = path / journal.FILE
+    lines = written.read_bytes().split(b"\n")[:-1] if written.exists() else []
     try:
         accuracy = parsed(lines[-1]).get("accuracy") if lines else None
         summary = store.read_summary(path)
@@ -145,6 +145,8 @@ def _done(path: Path) -> bool:
         if summary is not None and summary["status"] == "complete":
             for file in (*(path / name for name in store.MODELS), *path.glob("fronts/*.safetensors")):
                 _check(file)
+            if not journal.whole(path / journal.FILE):
+                raise StoreError(f"{path / journal.FILE}: damaged; written again")
     except StoreError as error:
         warnings.warn(str(error), Restored, stacklevel=2)
         return False

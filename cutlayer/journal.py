@@ -63,6 +63,12 @@ def read(path: Path) -> list[Round]:
     return [record for _, record in _read(path)]
 
 
+def whole(path: Path) -> bool:
+    """Whether the journal of a run that is complete is as its copy has it, where there is one."""
+    copy, _ = _beside(path)
+    return not copy.exists() or _from(path, 0) == _from(copy, 0)
+
+
 def trim(path: Path, last: int) -> list[Round]:
     """Keep rounds 1..last, by writing the journal and its copy anew beside the old ones; lines stay as they are."""
     kept = [(line, record) for line, record in _read(path) if record.n <= last]

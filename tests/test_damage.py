@@ -197,9 +197,10 @@ def test_undoing_changes_undoes_those_of_its_runs(compared: Path, tmp_path: Path
     assert sha(run_of(out)) == sha(run_of(compared))
 
 
-@pytest.mark.parametrize("file", store.MODELS)
+@pytest.mark.parametrize("file", [*store.MODELS, "journal.jsonl"])
 @pytest.mark.parametrize("damage", ["flip", "gone"])
-def test_a_complete_run_whose_weights_are_damaged_is_not_done(
+@pytest.mark.filterwarnings("ignore::cutlayer.journal.DamagedJournal", "ignore::cutlayer.journal.TornJournal")
+def test_a_complete_run_whose_weights_or_rounds_are_damaged_is_not_done(
     compared: Path, tmp_path: Path, file: str, damage: str
 ) -> None:
     out = shutil.copytree(compared, tmp_path / "out")

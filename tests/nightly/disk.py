@@ -7,6 +7,9 @@ import functools
 import gc
 import os
 import random
+import re
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,17 +54,24 @@ def configured(scheme: str, protocol: str, every: int, kept_memory: float | None
     return config(scheme, protocol, checkpoint_every=every, rounds=3, kept_memory=kept_memory)
 
 
+Known = tuple[Ended, list[str]]
+
+
 @functools.cache
-def undisturbed(scheme: str, protocol: str, every: int, kept_memory: float | None, owner: int) -> tuple[Ended, int]:
-    """What the run ends with on a good disk, and how often it writes."""
+def undisturbed(scheme: str, protocol: str, every: int, kept_memory: float | None, owner: int) -> Known:
+    """What the run ends with on a good disk, and all that it writes."""
     out, seen = scratch() / f"disk-{scheme}-{protocol}-{every}-{kept_memory}", Counting()
     with watched(out, seen):
         found = finish(Experiment.start(configured(scheme, protocol, every, kept_memory), out))
-    return found, len(seen.seen)
+    return found, seen.seen
 
 
-def drawn(dice: random.Random, writes: int) -> Failing:
-    fatal, torn = dice.randrange(writes), dice.choice((None, dice.randrange(10**6)))
+def drawn(dice: random.Random, writes: Sequence[str]) -> Failing:
+    """Every kind of write as often, however many there are."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for number, what in enumerate(writes):
+        kinds[re.sub("tmp.{8}|[0-9]+", "", what)].append(number)
+    fatal, torn = dice.choice(kinds[dice.choice(sorted(kinds))]), dice.choice((None, dice.randrange(10**6)))
     if dice.random() < 0.5:
         return Failing(KeyboardInterrupt(), fatal, 10**9, torn)  # nothing is written after a kill
     number = dice.choice(ERRORS)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 import cutlayer as cl
 from cutlayer import blocks, checkpoint, description, journal, store
-from cutlayer.errors import Restored, StoreError
+from cutlayer.errors import CutlayerError, Restored, StoreError
+from cutlayer.report.summary import gather
 from tests.nightly.damage import damage, drawn_file
-from tests.nightly.others import compared, compared_again, served, served_again
+from tests.nightly.others import OTHERS
 from tests.nightly.runs import Template, drawn_template, finish, resumed, same
 
 TROUBLE = (Restored, checkpoint.DamagedCheckpoint, checkpoint.LostJournal, journal.DamagedJournal, journal.TornJournal)
@@ -21,22 +23,22 @@ TROUBLE = (Restored, checkpoint.DamagedCheckpoint, checkpoint.LostJournal, journ
 
 def play(seed: int, folder: Path) -> None:
     dice, out = random.Random(seed), folder / "run"
-    kind = dice.choices(("run", "comparison", "server"), (8, 1, 1))[0]
+    kind = dice.choices(("run", *OTHERS), (8, 1, 1, 1))[0]
     if kind == "run":
         template = drawn_template(dice)
-        n = dice.randint(1, template.rounds)
+        n = dice.randint(0, template.rounds)
         shutil.copytree(template.after(n), out)
         path = drawn_file(out, dice)
         name = path.relative_to(out)
         what = f"{template.name} after round {n}, {name}: {damage(path, dice)}"
     else:
-        what = compared(out, dice) if kind == "comparison" else served(out, dice)
+        what = OTHERS[kind][0](out, dice)
     try:
         if kind == "run":
             read(template.after(n), out, name)
             recover(template, n, out)
         else:
-            compared_again(out) if kind == "comparison" else served_again(out)
+            OTHERS[kind][1](out)
     except Exception as error:
         raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
 
@@ -55,6 +57,8 @@ def recover(template: Template, n: int, out: Path) -> None:
 
 def read(before: Path, out: Path, name: Path) -> None:
     """Whoever only reads a damaged file has what it said, or an error with a name."""
+    with suppress(CutlayerError):
+        gather(out)
     try:
         if name.suffix == ".safetensors" and name.parts[0] != "checkpoints":
             right, found = (cl.load(place / name).state_dict() for place in (before, out))

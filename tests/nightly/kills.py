@@ -29,6 +29,7 @@ FLAGS = (
     *("--rounds", "12", "--batch-size", "8", "--local-steps", "2", "--threads", "1", "--quiet"),
 )
 LIVES = 3  # that may be killed
+ALIVE = 3.0  # seconds in which the other rank may end by itself; then it is ended, as torchrun would
 SOON = 60.0  # seconds in which a process ends by itself
 BUSY = "another process is training here"  # a worker of a comparison outlives it for half a second
 if "tests.nightly.loaded" not in forks.LOADED:
@@ -96,7 +97,7 @@ def killed(lives: Sequence[Forked], moment: float, dice: random.Random) -> None:
     if not victim.ended:
         os.kill(victim.pid, signal.SIGKILL)
     victim.wait()
-    until = time.monotonic() + 5.0  # one that waits for the dead to come at all is ended as torchrun would
+    until = time.monotonic() + ALIVE
     while time.monotonic() < until and not all(life.ended for life in lives):
         time.sleep(0.01)
 

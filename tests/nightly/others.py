@@ -1,4 +1,4 @@
-"""Damage to folders that hold more than one simulated run: a comparison, and a run whose clients are elsewhere."""
+"""Damage to folders that are no simulated run: a comparison, a run whose clients are elsewhere, and one of those."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import torch
+
 from cutlayer import checkpoint, compare, comparison, description, hosting
 from cutlayer import config as text
 from cutlayer.comparison import Comparison
@@ -20,6 +22,7 @@ from cutlayer.description import Changes
 from cutlayer.errors import ContractError
 from cutlayer.experiment import Experiment
 from cutlayer.methods import method
+from cutlayer.own import Own
 from cutlayer.terms import Net
 from tests.nightly.damage import damage, drawn_file
 from tests.nightly.runs import BASE, Ended, config, ended, same, scratch
@@ -117,3 +120,31 @@ def server_of(scheme: str, owner: int) -> tuple[Path, str]:
     del experiment, service
     gc.collect()
     return out, run
+
+
+# ---- A client of it ------------------------------------------------------------------------------------------------
+
+STATES = {n: {"front": torch.full((7,), float(n)), "step": torch.tensor(n)} for n in (1, 2)}
+
+
+def keeping(out: Path, dice: random.Random) -> str:
+    """What a client has kept of the round that counts, and of the one after it."""
+    own = Own(out)
+    for n, state in STATES.items():
+        own.keep(n, state, n - 1)
+    path = drawn_file(out, dice)
+    return f"client, {path.name}: {damage(path, dice)}"
+
+
+def keeping_again(out: Path) -> None:
+    for n, state in STATES.items():
+        found = Own(out).load(n)
+        assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+
+
+OTHERS: dict[str, tuple[Callable[[Path, random.Random], str], Callable[[Path], None]]] = {
+    "comparison": (compared, compared_again),
+    "server": (served, served_again),
+    "client": (keeping, keeping_again),
+}
+"""By name: make one and damage it, saying how; and what must still hold."""

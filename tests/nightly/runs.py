@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
 import json
@@ -37,8 +38,10 @@ BASE: dict[str, Any] = {
 
 @functools.cache
 def scratch() -> Path:
-    """A folder for as long as this process lasts; whoever is forked from it has one of its own."""
-    return Path(tempfile.mkdtemp(prefix="nightly-kept-"))
+    """A folder for as long as this process lasts."""
+    folder = Path(tempfile.mkdtemp(prefix="nightly-kept-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def config(scheme: str, protocol: str, **more: Any) -> Config:
@@ -84,7 +87,7 @@ def resumed(out: Path) -> Experiment:
 
 @dataclass(frozen=True)
 class Template:
-    """A run as it was after each of its rounds, and at its end."""
+    """A run as it was at its start, after each of its rounds, and at its end."""
 
     name: str
     folder: Path
@@ -107,6 +110,7 @@ def template(scheme: str, protocol: str, every: int, kept_memory: float | None, 
     folder = Path(tempfile.mkdtemp(dir=scratch()))
     more = {} if kept_memory is None else {"kept_memory": kept_memory}
     experiment = Experiment.start(config(scheme, protocol, checkpoint_every=every, **more), folder / "run")
+    _copy(folder / "run", folder / "after-0")
     for record in experiment:
         _copy(folder / "run", folder / f"after-{record.n}")
     last = len(experiment.history)
