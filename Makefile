@@ -25,6 +25,7 @@ test: .venv/installed
 
 nightly: export OMP_NUM_THREADS := 1
 nightly: .venv/installed
+	CUTLAYER_THOROUGH=1 $(BIN)/pytest --quiet --numprocesses auto tests/test_combine.py
 	$(BIN)/python -m tests.nightly --ledger build/nightly.jsonl $(NIGHTLY)
 
 package:

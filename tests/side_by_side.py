@@ -25,7 +25,7 @@ import cutlayer as cl
 from cutlayer.service import Service
 
 SECONDS = 60.0  # a process that stands still is ended then
-DURATION = 2.0  # of the trainings
+DURATION = 1.0  # of the trainings
 THREADS = 6
 
 

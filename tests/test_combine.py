@@ -15,6 +15,7 @@ import cutlayer as cl
 from cutlayer import config as text
 from cutlayer.data.tasks import load_task
 from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES
+from tests.thorough import chosen
 
 Spec = dict[str, Any]
 LOCAL: dict[str, tuple[Any, Spec | None]] = {
@@ -105,7 +106,7 @@ def trains(run: cl.Run) -> None:
     assert run.state.n == 2
 
 
-COMBINATIONS = list(itertools.product(SCHEMES, LOCAL, UPDATE, OPTIMIZER, PROTOCOLS))
+COMBINATIONS = chosen(itertools.product(SCHEMES, LOCAL, UPDATE, OPTIMIZER, PROTOCOLS))
 
 
 @pytest.mark.parametrize(("scheme", "local", "update", "optimizer", "protocol"), COMBINATIONS)

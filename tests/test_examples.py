@@ -24,13 +24,15 @@ def test_there_are_examples() -> None:
 class Command:
     """Stands for `subprocess.Popen` of `python -m cutlayer`: it is forked, and need not load torch."""
 
-    def __init__(self, command: list[str], *, stdout: int, text: bool, cwd: Path) -> None:
-        assert command[:3] == [sys.executable, "-m", "cutlayer"] and stdout == subprocess.PIPE and text
+    def __init__(self, command: list[str], *, stdout: int, stderr: int, text: bool, cwd: Path) -> None:
+        assert command[:3] == [sys.executable, "-m", "cutlayer"] and text
+        assert (stdout, stderr) == (subprocess.PIPE, subprocess.STDOUT)
         reading, writing = os.pipe()
         sys.stdout.flush()
         self.pid, self.returncode = os.fork(), -1
         if self.pid == 0:
             os.dup2(writing, 1)
+            os.dup2(writing, 2)
             os.chdir(cwd)
             code = main(command[3:])
             sys.stdout.flush()

@@ -53,7 +53,7 @@ def test_a_run(tmp_path: Path) -> None:
 
 def test_a_comparison(tmp_path: Path) -> None:
     out = tmp_path / "y"
-    flags = ["--schemes", "psl", "sglr", "--seeds", "0", *KEEPS[2:], "--rounds", "40", "--jobs", "2", "--out", str(out)]
+    flags = ["--schemes", "psl", "sglr", "--seeds", "0", *KEEPS[2:], "--rounds", "15", "--jobs", "2", "--out", str(out)]
     runs = [out / "runs" / name / "seed-0" for name in ("psl", "sglr")]
     with forked(leading, ["compare", *flags]) as process:
         for run in runs:
@@ -64,12 +64,12 @@ def test_a_comparison(tmp_path: Path) -> None:
             time.sleep(0.01)
     assert not spilled(out)
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert [rounds(run) for run in runs] == [40, 40] and not spilled(out)
+    assert [rounds(run) for run in runs] == [15, 15] and not spilled(out)
 
 
 @pytest.mark.parametrize("what", ["server", "client"])
 def test_a_server_and_its_clients(tmp_path: Path, what: str) -> None:
-    stopped(tmp_path, what, after=2, last=30)
+    stopped(tmp_path, what, after=2, last=12)
 
 
 def stopped(folder: Path, what: str, after: int, last: int, pause: float = 0.0) -> None:

@@ -162,7 +162,7 @@ def test_what_is_wrong_with_a_python_batch_is_said(tmp_path: Path) -> None:
         PYTHON10.read(tmp_path)
     (tmp_path / "data_batch_2").unlink()
     assert len(PYTHON10.files(tmp_path)) == 6
-    with pytest.raises(StoreError, match="data_batch_2: cannot be read: No such file"):
+    with pytest.raises(StoreError, match="data_batch_2: cannot be read: no such file"):
         PYTHON10.read(tmp_path)
 
 

@@ -19,16 +19,17 @@ CUTLAYER = [sys.executable, "-m", "cutlayer"]
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([*CUTLAYER, *words], stdout=subprocess.PIPE, text=True, cwd=FOLDER)  # noqa: S603
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}  # the log is on standard error
+    return subprocess.Popen([*CUTLAYER, *words], cwd=FOLDER, **said)  # noqa: S603
 
 
-def until(process: subprocess.Popen[str], begins: str) -> str:
-    """What a process says, shown, up to a line that begins like this."""
+def until(process: subprocess.Popen[str], words: str) -> str:
+    """What a process says, shown, up to a line with these words in it."""
     for line in process.stdout or ():
         print(f"  {line.rstrip()}")
-        if line.startswith(begins):
+        if words in line:
             return line
-    raise SystemExit(f"it ended before it said {begins!r}")
+    raise SystemExit(f"it ended before it said {words!r}")
 
 
 def join(name: str, port: str) -> subprocess.Popen[str]:
