@@ -179,9 +179,7 @@ class Experiment:
                 said = f"{out}: no checkpoint of its rounds; starting again"
                 warnings.warn(said, checkpoint.LostJournal, stacklevel=3)
             checkpoint.save(out, run.state, about)
-        elif team.root and known is not None and known.config != about.config:
-            checkpoint.save(out, found or run.state, about)  # from here on, it is what it is now
-        history = at_root(team, lambda: cls._cleared(out, config, run, found, known)) or []
+        history = at_root(team, lambda: cls._cleared(out, described, run, found, known)) or []
         if found is not None:
             run.resume(found, history)
         if team.size > 1:
@@ -193,11 +191,14 @@ class Experiment:
 
     @staticmethod
     def _cleared(
-        out: Path, config: Config, run: Run, found: Global | None, known: checkpoint.About | None
+        out: Path, described: Description, run: Run, found: Global | None, known: checkpoint.About | None
     ) -> list[Round]:
         """The run's past, and nothing after it; refused where the data are others."""
-        if known is not None and known.data not in ("", blocks.digest(run)):
+        about, config = checkpoint.About(described.dump(), blocks.digest(run)), described.config
+        if known is not None and known.data not in ("", about.data):
             raise StoreError(f"{out}: its data, or who holds which rows, are not what they were when it began")
+        if found is not None and known is not None and known.config != about.config:
+            checkpoint.save(out, found, about)  # changes were accepted: from here on, it is what it is now
         try:
             blocks.read(out)
         except StoreError as error:

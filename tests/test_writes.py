@@ -136,6 +136,20 @@ def test_an_edited_config_is_not_used_unasked(tmp_path: Path, capsys: pytest.Cap
     assert main(["resume", str(out), "--accept-changes", "--undo-changes"]) == 2
 
 
+def test_accepting_other_clients_does_not_accept_other_data(tmp_path: Path) -> None:
+    """What clients keep would not be theirs; and asking twice does not help."""
+    out = tmp_path / "run"
+    for record in Experiment.start(text.parse(BASE), out):
+        if record.n == 2:
+            break
+    path = out / "config.toml"
+    path.write_text(path.read_text().replace("clients = 4", "clients = 5"))
+    for _ in range(2):
+        with pytest.raises(cl.StoreError, match="its data, or who holds which rows, are not what they were"):
+            Experiment.resume(out, changes="accept")
+    assert len(list(Experiment.resume(out, changes="undo"))) == 2
+
+
 def test_an_edited_comparison_is_not_used_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--schemes", "fedavg", "--seeds", "0", "--model", "mlp", "--clients", "4", "--rounds", "1", "--quiet"]
     out = tmp_path / "y"
