@@ -5,7 +5,6 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN || echo 1) + 1)# some tests wait for other processes
 INSTALL := install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/*.py cutlayer/*/*.py cutlayer/*/*/*.py \
 	cutlayer/*.json cutlayer/*/*.toml cutlayer/*/*.html tests/*.py tests/*/*.py docs/*.* examples/*.py examples/*/*.py)
@@ -22,7 +21,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses $(WORKERS) --quiet
+	$(BIN)/pytest --numprocesses auto --quiet
 
 nightly: export OMP_NUM_THREADS := 1
 nightly: .venv/installed

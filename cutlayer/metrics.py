@@ -61,18 +61,38 @@ def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
     own = None if metric is None else float(metric(out, y))
     if not all(part.categorical for part in parts):
         return Scores(loss, metric=own)
-    from sklearn.metrics import f1_score, matthews_corrcoef  # only here: it takes as long to import as torch
-
     truth = y.numpy()
     guess = out.argmax(dim=1).numpy()
+    confusion = confused(truth, guess)
     return Scores(
         loss=loss,
         accuracy=float((truth == guess).mean()),
-        f1=float(f1_score(truth, guess, average="macro", zero_division=0)),
-        mcc=float(matthews_corrcoef(truth, guess)) if len(np.unique((truth, guess))) > 1 else 0.0,
+        f1=f1(confusion),
+        mcc=mcc(confusion),
         auc=auc(out, truth),
         metric=own,
     )
+
+
+def confused(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
+    """How often what (row) was taken for what (column), of the classes that occur in either. scikit-learn's takes a
+    hundred times as long for a client's few rows, and as long to import as torch."""
+    classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
+    n = len(classes)
+    both = codes.reshape(2, -1)
+    return np.bincount(both[0] * n + both[1], minlength=n * n).reshape(n, n).astype(np.float64)
+
+
+def f1(confusion: np.ndarray) -> float:
+    """The harmonic mean of precision and recall, averaged over the classes."""
+    return float(np.mean(2 * confusion.diagonal() / (confusion.sum(axis=0) + confusion.sum(axis=1))))
+
+
+def mcc(confusion: np.ndarray) -> float:
+    """Matthews' correlation between truth and guess; 0 where one of them is always the same."""
+    true, taken, n = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
+    spread = (n**2 - taken @ taken) * (n**2 - true @ true)
+    return float((confusion.trace() * n - true @ taken) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
 def auc(out: Tensor, truth: np.ndarray) -> float | None:
