@@ -166,7 +166,7 @@ def _processes() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cutlayer.compare", "sklearn.metrics"])
+    context.set_forkserver_preload(["cutlayer.compare", "sklearn.datasets"])
     return context
 
 

@@ -102,17 +102,16 @@ def write_aside(path: Path, content: bytes) -> None:
 
 def append(path: Path, content: bytes, lasting: bool = True) -> None:
     """Add to the end of a file (`lasting`: on disk when this returns); a part that was written in vain is cut off."""
-    new = not path.exists()
-    before = 0 if new else path.stat().st_size
+    before = persistently(lambda: path.stat().st_size if path.exists() else None, path)
 
     def write() -> None:
         with path.open("ab") as file:
-            file.truncate(before)
+            file.truncate(before or 0)
             file.write(content)
             file.flush()
             if lasting:
                 os.fsync(file.fileno())
-        if new and lasting:
+        if before is None and lasting:
             sync(path.parent)
 
     persistently(write, path)

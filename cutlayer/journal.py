@@ -89,13 +89,11 @@ def _size(path: Path) -> int:
 
 def _from(path: Path, start: int) -> bytes:
     """What a file holds from there on."""
-
-    def read() -> bytes:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read()
-
-    return files.persistently(read, path) if path.exists() else b""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
 
 
 def _beside(path: Path) -> tuple[Path, Path]:

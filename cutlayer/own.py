@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cutlayer.errors import StoreError
-from cutlayer.files import write_aside
+from cutlayer.files import persistently, write_aside
 from cutlayer.sealed import pack, unpack
 
 
@@ -36,7 +36,7 @@ class Own:
 
     def keep(self, n: int, tensors: Mapping[str, Tensor], confirmed: int) -> None:
         """The end of round n, beside what it began with; everything else did not count, or no longer does, and goes."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        persistently(lambda: self.folder.mkdir(parents=True, exist_ok=True), self.folder)
         content = pack(tensors)
         for path in self._paths(n):
             write_aside(path, content)

@@ -126,7 +126,7 @@ class Session:
 
 
 class Later(Exception):
-    """A client is refused for now."""
+    """A client is put off: it may come again, and does so by itself."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -284,7 +284,7 @@ class Hub:
         return Session(name, loop, reader, self.identity is None), answer
 
     def _visited(self, name: str) -> None:
-        """Refuse, for now, a client that comes again and again."""
+        """Put off a client that comes again and again."""
         visits = self._visits.setdefault(name, collections.deque(maxlen=VISITS))
         self._visits.move_to_end(name)
         if len(self._visits) > NAMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import time
@@ -16,7 +17,6 @@ from cutlayer.sealed import digest
 from tests.forks import forked
 from tests.net.play import SOON, network, play, rows
 
-LIMIT, SILENT, SLOW = 512, 700, 20
 BASE: dict[str, Any] = {"cut": 0, "rounds": 3, "batch_size": 4, "local_epochs": 1, "scheme": "smofi"}
 
 
@@ -38,31 +38,33 @@ def server(folder: str, limit: int, last: int) -> None:
     print(digest(played.result.model.state_dict()), seconds, flush=True)
 
 
-def test_silent_and_slow_ones(tmp_path: Path) -> None:
-    """Beyond the limit of open files: the bits are the simulator's."""
-    expected = digest(cl.train(network(), rows(), test=rows()[0], backend="loop", **BASE).model.state_dict())
-    with forked(server, str(tmp_path), LIMIT, BASE["rounds"]) as process:
-        while not (tmp_path / "port").exists():
+def flooded(folder: Path, silent: int, slow: int, limit: int, last: int) -> float:
+    """A run of so many rounds beside so many strangers, which has the simulator's bits; the seconds of its rounds."""
+    whole = cl.train(network(), rows(), test=rows()[0], backend="loop", **{**BASE, "rounds": last})
+    with forked(server, str(folder), limit, last) as process, contextlib.ExitStack() as strangers:
+        while not (folder / "port").exists():
             assert not process.ended, process.err
             time.sleep(0.01)
-        port, open_ones = int((tmp_path / "port").read_text()), []
-        for _ in range(SILENT):
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(("127.0.0.1", port))
-            open_ones.append(one)
-        (tmp_path / "there").touch()
+        port, there = int((folder / "port").read_text()), []
+        for _ in range(silent):
+            there.append(strangers.enter_context(socket.socket()))
+            there[-1].setblocking(False)
+            there[-1].connect_ex(("127.0.0.1", port))
+        (folder / "there").touch()
         while not process.ended:
-            for slow in open_ones[:SLOW]:  # a byte now and then
-                try:
-                    slow.send(b"\x16")
-                except OSError:
-                    continue
+            for one in there[:slow]:  # a byte now and then
+                with contextlib.suppress(OSError):
+                    one.send(b"\x16")
             time.sleep(0.05)
         assert process.wait() == 0, process.err
-        assert process.out.split()[0] == expected
-        for one in open_ones:
-            one.close()
+        bits, seconds = process.out.split()
+    assert bits == digest(whole.model.state_dict())
+    return float(seconds)
+
+
+def test_silent_and_slow_ones(tmp_path: Path) -> None:
+    """Beyond the limit of open files: the bits are the simulator's."""
+    flooded(tmp_path, silent=700, slow=20, limit=512, last=3)
 
 
 def test_descriptors_are_kept_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,64 +6,34 @@
 from __future__ import annotations
 
 import resource
-import socket
 import tempfile
-import time
 from pathlib import Path
 
-import cutlayer as cl
-from cutlayer.sealed import digest
-from tests.forks import forked
-from tests.net.play import network, rows
-from tests.net.test_connections import BASE, server
+from tests.net.test_connections import flooded
 
 LIMIT, SILENT, SLOW = 1024, 5000, 100
 
 
 def play(seed: int, folder: Path) -> None:
-    flooded(folder, SILENT, SLOW)
+    room_for(SILENT)
+    flooded(folder, SILENT, SLOW, LIMIT, last=3)
 
 
-def flooded(folder: Path, silent: int, slow: int, last: int = 3) -> float:
-    """A run with so many strangers; the seconds of its rounds."""
+def room_for(connections: int) -> None:
+    """Let this process open so many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < silent + 500:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (silent + 500, hard))
-    training = {**BASE, "rounds": last}
-    whole = cl.train(network(), rows(), test=rows()[0], backend="loop", **training)
-    with forked(server, str(folder), LIMIT, last) as process:
-        while not (folder / "port").exists():
-            assert not process.ended, process.err
-            time.sleep(0.01)
-        port, there = int((folder / "port").read_text()), []
-        for _ in range(silent):
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(("127.0.0.1", port))
-            there.append(one)
-        (folder / "there").touch()
-        while not process.ended:
-            for each in there[:slow]:
-                try:
-                    each.send(b"\x16")
-                except OSError:
-                    continue
-            time.sleep(0.05)
-        assert process.wait() == 0, process.err
-        for one in there:
-            one.close()
-        bits, seconds = process.out.split()
-        assert bits == digest(whole.model.state_dict())
-        return float(seconds)
+    if 0 <= soft < connections + 500:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (connections + 500, hard))
 
 
 def compared() -> None:
     """With and without them, one after the other, five times."""
+    room_for(SILENT)
     for _ in range(5):
         found = []
         for silent, slow in ((0, 0), (SILENT, SLOW)):
             with tempfile.TemporaryDirectory() as folder:
-                found.append(flooded(Path(folder), silent, slow, last=200))
+                found.append(flooded(Path(folder), silent, slow, LIMIT, last=200))
         print(f"200 rounds: {found[0]:.2f} s alone, {found[1]:.2f} s with {SILENT} silent and {SLOW} slow connections")
 
 
