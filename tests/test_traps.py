@@ -18,8 +18,8 @@ import torch
 import cutlayer as cl
 from cutlayer import config as text
 from cutlayer import effects
+from cutlayer.cli.commands.train import _comparison
 from cutlayer.cli.main import main, parser
-from cutlayer.cli.work.train import _comparison
 from cutlayer.comparison import Comparison
 from cutlayer.config import Config
 from cutlayer.errors import ContractError, NoEffect, RoundAbandoned
@@ -121,7 +121,7 @@ def test_mergesfl_skips_nobody() -> None:
     ids=str,
 )
 def test_options_without_effect_are_said(given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cutlayer.cli.work.plan import names
+    from cutlayer.cli.commands.plan import names
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (found,) = effects.idle(text.parse(given), names(given))
@@ -188,7 +188,7 @@ def test_a_dry_run_writes_nothing(
 
 
 def test_what_a_dry_run_says_is_what_a_run_sends(tmp_path: Path) -> None:
-    from cutlayer.cli.work import plan
+    from cutlayer.cli.commands import plan
     from cutlayer.experiment import assemble
 
     config = text.parse({"model": "mlp", "clients": 4, "rounds": 1, "partition": "iid", "local_epochs": 1})

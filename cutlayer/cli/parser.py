@@ -144,11 +144,11 @@ def section(parser: argparse.ArgumentParser, key: str, title: str, shown: bool) 
 
 
 def later(name: str) -> Callable[[argparse.Namespace], int]:
-    """`run` of cutlayer.cli.work.NAME (or NAME:FUNCTION), imported when it is called."""
+    """`run` of cutlayer.cli.commands.NAME (or NAME:FUNCTION), imported when it is called."""
     module, _, function = name.partition(":")
 
     def run(args: argparse.Namespace) -> int:
-        found = getattr(importlib.import_module(f"cutlayer.cli.work.{module}"), function or "run")
+        found = getattr(importlib.import_module(f"cutlayer.cli.commands.{module}"), function or "run")
         return int(found(args))
 
     return run

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cutlayer import checkpoint, hosting, service, store
+from cutlayer.cli.commands import serve
 from cutlayer.cli.main import main
-from cutlayer.cli.work import serve
 from cutlayer.joining import Joining
 from cutlayer.net import dial, identity
 from cutlayer.net.hub import Hub

@@ -7,7 +7,7 @@ import sys
 import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401
 
-import cutlayer.cli.work.train
+import cutlayer.cli.commands.train
 import cutlayer.experiment
 import cutlayer.population
 from cutlayer.config import parse

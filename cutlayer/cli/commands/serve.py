@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cutlayer.cli import flags, live
+from cutlayer.cli.commands import plan
+from cutlayer.cli.commands.train import configured, show
 from cutlayer.cli.main import Terminated
 from cutlayer.cli.output import console
 from cutlayer.cli.serve import LIMITS, SIMULATED
-from cutlayer.cli.work import plan
-from cutlayer.cli.work.train import configured, show
 from cutlayer.errors import ContractError
 from cutlayer.extras import needs
 from cutlayer.files import as_path, from_root

@@ -14,9 +14,9 @@ from cutlayer import checkpoint, comparison, description, effects, store
 from cutlayer import compare as comparing
 from cutlayer import config as text
 from cutlayer.cli import flags, progress
+from cutlayer.cli.commands import plan
+from cutlayer.cli.commands.plan import Origins
 from cutlayer.cli.output import console
-from cutlayer.cli.work import plan
-from cutlayer.cli.work.plan import Origins
 from cutlayer.comparison import Comparison
 from cutlayer.config import Config
 from cutlayer.description import Changes
@@ -175,7 +175,7 @@ def resume(args: argparse.Namespace) -> int:
         both, lock = comparing.resume(out, changes)
         return _train_all(both, out, args, lock)
     if description.serves(out, checkpoint.config(out)):
-        from cutlayer.cli.work import serve  # it builds on this module
+        from cutlayer.cli.commands import serve  # it builds on this module
 
         return serve.resume(args, out, changes)
     with console.status(f"reading {out}"):
