@@ -76,4 +76,6 @@ def _run(
     for number, path in zip((1, 2), said, strict=True):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     warnings.simplefilter("error" if strict else "default")
+    if not strict:  # a signal may come between a file's opening and its `with`; Python says nothing of that either
+        warnings.simplefilter("ignore", ResourceWarning)
     sys.exit(job(*arguments))
