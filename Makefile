@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/*.py cutlayer/*/*.py cutlayer/*/*/*.py \
-	cutlayer/*.json cutlayer/*/*.toml cutlayer/*/*.html tests/*.py tests/*/*.py docs/*.* examples/*.py examples/*/*.py)
+	cutlayer/*/*.json cutlayer/*/*/*.toml cutlayer/*/*.html tests/*.py tests/*/*.py tests/*/*/*.py docs/*.* examples/*.py examples/*/*.py)
 
 export PYTHONDONTWRITEBYTECODE :=# nothing is compiled when it is installed: what is used is, once
 
@@ -25,7 +25,7 @@ test: .venv/installed
 
 nightly: export OMP_NUM_THREADS := 1
 nightly: .venv/installed
-	CUTLAYER_THOROUGH=1 $(BIN)/pytest --quiet --numprocesses auto tests/test_combine.py
+	CUTLAYER_THOROUGH=1 $(BIN)/pytest --quiet --numprocesses auto tests/engine/test_combine.py
 	$(BIN)/python -m tests.nightly --ledger build/nightly.jsonl $(NIGHTLY)
 
 package:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cutlayer._version import __version__
 
 if TYPE_CHECKING:
-    from cutlayer.clock import Clock
-    from cutlayer.correlation import leakage
-    from cutlayer.cut import halves, joined
-    from cutlayer.cut_costs import cuts
     from cutlayer.data.tasks import load_task as dataset
-    from cutlayer.devices import Device
+    from cutlayer.engine.records import Round
+    from cutlayer.engine.run import Result, Run
+    from cutlayer.engine.train import rounds, train
     from cutlayer.errors import (
         AuthError,
         ContractError,
@@ -26,87 +24,41 @@ if TYPE_CHECKING:
         StoreError,
         TransportError,
     )
-    from cutlayer.experiment import load
-    from cutlayer.fusion import MomentumFusion
-    from cutlayer.local import FedNAR, FedProx
-    from cutlayer.network import join, serve
-    from cutlayer.optim import NAG, SGD, Adam, AdamW
-    from cutlayer.records import Round
-    from cutlayer.run import Result, Run
+    from cutlayer.experiment.experiment import load
+    from cutlayer.network.api import join, serve
+    from cutlayer.network.protocol.settings import Limits, Net
+    from cutlayer.nn.cut import halves, joined
+    from cutlayer.nn.leakage import leakage
+    from cutlayer.optim.fusion import MomentumFusion
+    from cutlayer.optim.local import FedNAR, FedProx
+    from cutlayer.optim.optimizers import NAG, SGD, Adam, AdamW
+    from cutlayer.optim.update import FedAvg, FedAvgM, FedNAG, SlowMo
     from cutlayer.schemes import PSL, SFLV1, SFLV2, SGLR, SSL, CyclePSL, CycleSFL, CycleSGLR, CycleSSL, MergeSFL, SMoFi
-    from cutlayer.terms import Limits, Net
-    from cutlayer.training import rounds, train
-    from cutlayer.update import FedAvg, FedAvgM, FedNAG, SlowMo
+    from cutlayer.simulation.clock import Clock
+    from cutlayer.simulation.cuts import cuts
+    from cutlayer.simulation.devices import Device
 
 _HOMES = {
-    "clock": ("Clock",),
-    "correlation": ("leakage",),
-    "cut": (
-        "halves",
-        "joined",
-    ),
-    "cut_costs": ("cuts",),
-    "data.tasks": ("dataset",),
-    "devices": ("Device",),
-    "errors": (
-        "AuthError",
-        "ContractError",
-        "CutlayerError",
-        "Diverged",
-        "RoundAbandoned",
-        "StoreError",
-        "TransportError",
-    ),
-    "experiment": ("load",),
-    "fusion": ("MomentumFusion",),
-    "local": (
-        "FedNAR",
-        "FedProx",
-    ),
-    "network": (
-        "join",
-        "serve",
-    ),
-    "optim": (
-        "Adam",
-        "AdamW",
-        "NAG",
-        "SGD",
-    ),
-    "records": ("Round",),
-    "run": (
-        "Result",
-        "Run",
-    ),
-    "schemes": (
-        "CyclePSL",
-        "CycleSFL",
-        "CycleSGLR",
-        "CycleSSL",
-        "MergeSFL",
-        "PSL",
-        "SFLV1",
-        "SFLV2",
-        "SGLR",
-        "SMoFi",
-        "SSL",
-    ),
-    "terms": (
-        "Limits",
-        "Net",
-    ),
-    "training": (
-        "rounds",
-        "train",
-    ),
-    "update": (
-        "FedAvg",
-        "FedAvgM",
-        "FedNAG",
-        "SlowMo",
-    ),
+    "data.tasks": "dataset",
+    "engine.records": "Round",
+    "engine.run": "Result Run",
+    "engine.train": "rounds train",
+    "errors": "AuthError ContractError CutlayerError Diverged RoundAbandoned StoreError TransportError",
+    "experiment.experiment": "load",
+    "network.api": "join serve",
+    "network.protocol.settings": "Limits Net",
+    "nn.cut": "halves joined",
+    "nn.leakage": "leakage",
+    "optim.fusion": "MomentumFusion",
+    "optim.local": "FedNAR FedProx",
+    "optim.optimizers": "Adam AdamW NAG SGD",
+    "optim.update": "FedAvg FedAvgM FedNAG SlowMo",
+    "schemes": "CyclePSL CycleSFL CycleSGLR CycleSSL MergeSFL PSL SFLV1 SFLV2 SGLR SMoFi SSL",
+    "simulation.clock": "Clock",
+    "simulation.cuts": "cuts",
+    "simulation.devices": "Device",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _CALLED = {"dataset": "load_task"}  # there
 
 __all__ = [

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cutlayer.data.tasks import digits
-from cutlayer.local import FedProx
+from cutlayer.engine.train import train
 from cutlayer.models import mlp
+from cutlayer.optim.local import FedProx
 from cutlayer.registry import SCHEMES, Part
-from cutlayer.schemes.seam import Closed
-from cutlayer.training import train
+from cutlayer.schemes.base import Closed
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cutlayer import compare, config, journal
 from cutlayer.cli.progress import follow_all
-from cutlayer.methods import Method
+from cutlayer.experiment import compare, config, journal
+from cutlayer.experiment.methods import Method
 
 GRID: dict[str, list[float]] = {"lr": [0.02, 0.05, 0.1, 0.2, 0.4], "momentum": [0.5, 0.9]}
 SEEDS = [100, 101]

@@ -1,4 +1,4 @@
-"""Imports point one way, and a client never knows the scheme."""
+"""The rooms of the package: what each may import. Arrows point one way, and a client never knows the scheme."""
 
 from __future__ import annotations
 
@@ -8,115 +8,137 @@ from pathlib import Path
 import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
-LAYERS = [  # a module may import from its own layer's packages and from those above it in this list
-    {
-        "errors",
-        "_version",
-        "files",
-        "nested",
-        "lazy",
-        "workers",
-        "team",
-        "pack",
-        "sealed",
-        "lock",
-        "logs",
-        "twins",
-        "line",
-        "ranks",
-        "heap",
-        "registry",
-    },
-    {"extras", "net", "terms", "own"},
-    {"rng", "cut", "feed", "waves", "kept"},
-    {"flat", "macs", "data", "models", "devices", "clock", "correlation", "cut_costs"},
-    {"optim", "local", "update", "fusion", "metrics", "descend", "stack", "backend", "averaging"},
-    {"messages", "client", "evaluate"},
-    {"records", "progress"},
-    {"schemes", "cohorts"},
-    {"compose", "exchange", "inputs", "memory"},
-    {"setup", "sharing", "remote"},
-    {"closing"},
-    {"round", "costs"},
-    {"run"},
-    {"training", "service"},
-    {"config", "methods", "journal", "store", "checkpoint", "description", "blocks", "effects"},
-    {"comparison", "joining", "population"},
-    {"presets", "network"},
-    {"bench"},
-    {"experiment"},
-    {"guest", "hosting"},
-    {"ui"},
-    {"compare"},
-    {"report"},
-    {"cli", "__main__"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+ROOMS = {  # every room may use `errors` and `_version` too
+    "core": "",
+    "registry": "",
+    "models": "",
+    "nn": "core",
+    "data": "core registry nn",
+    "simulation": "core registry nn",
+    "optim": "core nn",
+    "clients": "core nn data optim",
+    "schemes": "core registry models nn optim clients",
+    "processes": "core nn optim clients",
+    "engine": "core registry nn data simulation optim clients schemes processes",
+    "network.transport": "core",
+    "network.protocol": "core nn data optim clients network.transport",
+    "network.client": "core nn data optim clients network.transport network.protocol",
+    "network.server": "core nn data optim clients schemes engine network.transport network.protocol",
+    "network": "core nn data clients engine network.transport network.protocol network.client network.server",
+    "experiment": "core registry nn data simulation clients processes engine network.transport network.protocol "
+    "network.server",
+    "report": "core nn data simulation engine experiment",
+    "ui": "core experiment network.transport network.server",
+    "bench": "core registry nn optim schemes engine processes network network.transport network.protocol "
+    "network.server",
+    "cli": "core registry models nn data simulation clients schemes processes engine network.transport "
+    "network.protocol network.client network.server experiment report ui bench",
+}
+OPEN = {"errors", "_version"}
+ALONE = {"__init__", "__main__"}  # the package's own door, and `python -m cutlayer`
 
 
-def imports(path: Path) -> set[str]:
-    """The top-level cutlayer modules a file imports."""
+def room_of(parts: tuple[str, ...]) -> str:
+    """The room of a module, from its path inside the package."""
+    return ".".join(parts[:2]) if ".".join(parts[:2]) in ROOMS else parts[0]
+
+
+def modules() -> dict[tuple[str, ...], Path]:
+    paths = (path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).with_suffix("").parts[0] not in ALONE)
+    return {_parts(path): path for path in paths}
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imports(path: Path) -> set[tuple[str, ...]]:
+    """The modules of this package that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cutlayer":
-            parts = node.module.split(".")[1:]
-            found |= {parts[0]} if parts else {alias.name for alias in node.names}
+            base = tuple(node.module.split(".")[1:])
+            found |= {(*base, alias.name) if (*base, alias.name) in MODULES else base for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("cutlayer.")}
-    return found
+            names = (tuple(alias.name.split(".")) for alias in node.names)
+            found |= {name[1:] for name in names if name[0] == "cutlayer" and len(name) > 1}
+    return found - {()}
 
 
-def files() -> list[tuple[str, Path]]:
-    paths = [p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py"]
-    return [(p.relative_to(ROOT).with_suffix("").parts[0], p) for p in paths]
+MODULES = modules()
 
 
-def test_every_module_has_a_layer() -> None:
-    assert {name for name, _ in files()} == set(LEVEL)
+def test_every_module_has_a_room() -> None:
+    assert {room_of(parts) for parts in MODULES} == {*ROOMS, *OPEN}
+    assert len(list(ROOT.glob("*.py"))) <= 5
 
 
-def test_imports_point_one_way() -> None:
-    wrong = [
-        f"{path.relative_to(ROOT)} imports {other}"
-        for name, path in files()
-        for other in imports(path)
-        if LEVEL[other] > LEVEL[name]
-    ]
+def test_a_room_imports_what_its_line_allows() -> None:
+    wrong = []
+    for parts, path in MODULES.items():
+        allowed = {room_of(parts), *OPEN, *ROOMS.get(room_of(parts), "").split()}
+        wrong += [f"{'.'.join(parts)} imports {'.'.join(o)}" for o in imports(path) if room_of(o) not in allowed]
     assert wrong == []
 
 
-def test_no_module_of_a_layer_imports_itself_in_a_circle() -> None:
-    graph: dict[str, set[str]] = {}
-    for name, path in files():
-        graph.setdefault(name, set()).update(imports(path) - {name})
-    done: set[str] = set()
+def test_no_line_allows_what_nobody_imports() -> None:
+    used: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for parts, path in MODULES.items():
+        used.setdefault(room_of(parts), set()).update(room_of(other) for other in imports(path))
+    assert [(room, other) for room, line in ROOMS.items() for other in line.split() if other not in used[room]] == []
+
+
+def test_arrows_point_one_way() -> None:
+    """A room is listed after everything it may import."""
+    order = [*OPEN, *ROOMS]
+    for room, line in ROOMS.items():
+        assert all(order.index(other) < order.index(room) for other in line.split()), room
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {parts: imports(path) & MODULES.keys() - {parts} for parts, path in MODULES.items()}
+    done: set[tuple[str, ...]] = set()
     while len(done) < len(graph):
-        free = {name for name, needs in graph.items() if name not in done and needs <= done}
-        assert free, f"a circle among {sorted(set(graph) - done)}"
+        free = {parts for parts, needs in graph.items() if parts not in done and needs <= done}
+        assert free, f"a circle among {sorted(graph.keys() - done)}"
         done |= free
 
 
-def reached(*names: str) -> set[str]:
-    """Everything these modules import, and what that imports."""
-    found, todo = set(), list(names)
+def reached(*rooms: str) -> set[str]:
+    """Every room that these may import, and what those may."""
+    found, todo = set(), list(rooms)
     while todo:
-        name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo += [other for n, path in files() if n == name for other in imports(path)]
+        room = todo.pop()
+        if room not in found:
+            found.add(room)
+            todo += ROOMS[room].split()
     return found
 
 
-def test_a_client_knows_neither_schemes_nor_the_round() -> None:
-    assert not reached("client") & {"schemes", "round", "fusion", "update", "cohorts"}
+def loaded(*names: str) -> set[str]:
+    """Every module that these import, and what those import."""
+    found: set[tuple[str, ...]] = set()
+    todo = [tuple(name.split(".")) for name in names]
+    while todo:
+        parts = todo.pop()
+        if parts not in found:
+            found.add(parts)
+            todo += imports(MODULES[parts]) & MODULES.keys()
+    return {".".join(parts) for parts in found}
 
 
-def test_nor_does_a_client_on_another_machine() -> None:
-    assert not reached("remote", "joining") & {"schemes", "round", "run", "training", "fusion", "setup"}
+def test_a_client_knows_neither_schemes_nor_the_engine() -> None:
+    assert not reached("clients", "network.client") & {"schemes", "engine", "processes", "experiment"}
+    programs = [".".join(parts) for parts in MODULES if room_of(parts) == "network.client"]
+    others = {"optim.fusion", "optim.update", "clients.cohort", "clients.simulated", "clients.remote"}
+    assert not loaded("clients.client", *programs) & others
 
 
 def test_bytes_know_no_algorithm() -> None:
-    assert reached("net") <= {"net", "errors", "files", "pack"}
+    assert reached("network.transport") == {"network.transport", "core"}
+    parts = [".".join(parts) for parts in MODULES if room_of(parts) == "network.transport"]
+    assert {name for name in loaded(*parts) if name.startswith("core")} == {"core.files", "core.pack"}
 
 
 def test_public_names_are_sorted_and_there() -> None:

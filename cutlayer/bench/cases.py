@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cutlayer.core.randomness import OwnRandomness
 from cutlayer.registry import MODELS
-from cutlayer.rng import OwnRandomness
 
 
 @dataclass(frozen=True)

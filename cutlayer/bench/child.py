@@ -10,10 +10,10 @@ import json
 import sys
 from dataclasses import replace
 
-from cutlayer import heap
 from cutlayer.bench.cases import Case
 from cutlayer.bench.sections import ranked, run
-from cutlayer.ranks import join, leave
+from cutlayer.core import heap
+from cutlayer.processes.ranks import join, leave
 
 WIDE = Case("wide", "mlp", (8,), 10, 0, 4, 4, 2, (("width", 1536), ("depth", 4)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cutlayer.cut import halves
+from cutlayer.nn.cut import halves
 
 RATE, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 Data = Sequence[tuple[Tensor, Tensor]]

@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from cutlayer.backend import cores
 from cutlayer.bench.cases import AIMS, CASES, Case
 from cutlayer.bench.rivals import DECAY, MOMENTUM, RATE, Centralised, Naive
 from cutlayer.bench.timing import interleaved, ratio, spread
-from cutlayer.exchange import Exchange
-from cutlayer.optim import SGD
+from cutlayer.engine.backend import cores
+from cutlayer.engine.exchange import Exchange
+from cutlayer.engine.run import Run
+from cutlayer.engine.train import rounds
+from cutlayer.optim.optimizers import SGD
 from cutlayer.registry import SCHEMES
-from cutlayer.run import Run
 from cutlayer.schemes.smofi import Fused
-from cutlayer.training import rounds
 
 Row = dict[str, Any]
 OURS = SGD(lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)

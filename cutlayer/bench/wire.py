@@ -19,12 +19,12 @@ import torch
 from cutlayer.bench.cases import CASES
 from cutlayer.bench.sections import OURS, Row, run
 from cutlayer.bench.timing import spread
-from cutlayer.net import identity
-from cutlayer.net.frames import written
-from cutlayer.net.hub import METHOD, OPTIONS, Hub
-from cutlayer.service import Service
-from cutlayer.terms import Net
-from cutlayer.training import rounds
+from cutlayer.engine.train import rounds
+from cutlayer.network.protocol.settings import Net
+from cutlayer.network.server.service import Service
+from cutlayer.network.transport import identity
+from cutlayer.network.transport.frames import written
+from cutlayer.network.transport.hub import METHOD, OPTIONS, Hub
 
 MIB = 2**20
 AIM_TRIP, AIM_CLIENT = 2.0, 5.0  # times a bare echo; milliseconds

@@ -17,10 +17,10 @@ import grpc
 import torch
 
 from cutlayer.bench.cases import CASES
-from cutlayer.net import identity
-from cutlayer.net.dial import Gone, Line
-from cutlayer.net.hub import METHOD, OPTIONS
-from cutlayer.network import join
+from cutlayer.network.api import join
+from cutlayer.network.transport import identity
+from cutlayer.network.transport.dial import Gone, Line
+from cutlayer.network.transport.hub import METHOD, OPTIONS
 
 START = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 

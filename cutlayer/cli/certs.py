@@ -12,9 +12,9 @@ import rich.box
 import rich.table
 
 from cutlayer.cli.output import console
+from cutlayer.core.extras import needs
+from cutlayer.core.files import as_path
 from cutlayer.errors import expect
-from cutlayer.extras import needs
-from cutlayer.files import as_path
 
 ABOUT = """\
 Certificates for a server and its clients, signed by an authority of your own. Each ends up in a folder of its own:
@@ -79,7 +79,7 @@ def _renewal(renew: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     needs("net")
-    from cutlayer.net import identity
+    from cutlayer.network.transport import identity
 
     folder = as_path("folder", args.folder)
     match args.action:
@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _renew(folder: Path, args: argparse.Namespace) -> list[Path]:
     """What was written, after who is to get it has been said."""
-    from cutlayer.net import renewal
+    from cutlayer.network.transport import renewal
 
     expect(not (args.all and args.names), "--all", " ".join(args.names), "no names beside it")
     due = args.names or renewal.due(folder)
@@ -133,8 +133,8 @@ def _carry(folder: Path, name: str) -> str:
 
 
 def _list(folder: Path) -> None:
-    from cutlayer.net import identity, renewal
-    from cutlayer.net.certificates import left
+    from cutlayer.network.transport import identity, renewal
+    from cutlayer.network.transport.certificates import left
 
     table = rich.table.Table("name", "valid until", "", box=rich.box.SIMPLE)
     known, now = identity.known(folder), datetime.datetime.now(datetime.UTC)

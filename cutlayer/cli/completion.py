@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
 ABOUT = """\
@@ -15,16 +16,14 @@ examples:
 SHELLS = ("bash", "zsh", "tcsh")
 
 
-def add(commands: Any) -> None:
+def add(commands: Any, top: argparse.ArgumentParser) -> None:
     command = commands.add_parser("completion", help="completion for your shell", description=ABOUT)
     command.add_argument("shell", choices=SHELLS, metavar="SHELL", help=f"one of: {', '.join(SHELLS)}")
-    command.set_defaults(run=_completion)
+    command.set_defaults(run=functools.partial(_completion, top))
 
 
-def _completion(args: argparse.Namespace) -> int:
+def _completion(top: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     import shtab
 
-    from cutlayer.cli.main import parser
-
-    print(shtab.complete(parser(), args.shell))
+    print(shtab.complete(top, args.shell))
     return 0

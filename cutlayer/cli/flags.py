@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from cutlayer.cli.parser import PLACE, Parser, section
-from cutlayer.config import TABLES, Config
+from cutlayer.core.files import from_root
 from cutlayer.errors import ContractError
-from cutlayer.files import from_root
+from cutlayer.experiment.config import TABLES, Config
 from cutlayer.registry import PROFILES, TASKS, Takes
 from cutlayer.registry.part import kind_of
 

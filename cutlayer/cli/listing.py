@@ -13,8 +13,8 @@ from cutlayer.cli import cuts
 from cutlayer.cli.output import add_json, console, print_json
 from cutlayer.cli.parser import later
 from cutlayer.errors import unknown
-from cutlayer.methods import NAMED
-from cutlayer.presets import PRESETS
+from cutlayer.experiment.methods import NAMED
+from cutlayer.experiment.presets import PRESETS
 from cutlayer.registry import LOCALS, MODELS, OPTIMIZERS, PARTITIONS, PROFILES, SCHEMES, TASKS, UPDATES, Part
 
 ABOUT = """\

@@ -13,14 +13,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cutlayer import logs
 from cutlayer.cli.output import console
-from cutlayer.progress import Plain
+from cutlayer.core import logs
+from cutlayer.engine.progress import Plain
 
 if TYPE_CHECKING:
-    from cutlayer.experiment import Experiment
-    from cutlayer.records import Round
-    from cutlayer.service import Service
+    from cutlayer.engine.records import Round
+    from cutlayer.experiment.experiment import Experiment
+    from cutlayer.network.server.service import Service
 
 SHOWN = 30  # clients
 log = logging.getLogger(__name__)

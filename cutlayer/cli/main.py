@@ -8,18 +8,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TextIO
 
-from cutlayer import heap, logs
 from cutlayer._version import __version__
 from cutlayer.cli import bench, certs, clock, completion, costs, doctor, listing, partition, serve, train
 from cutlayer.cli.parser import Parser
+from cutlayer.cli.signals import Terminated, terminating
+from cutlayer.core import heap, logs
 from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned, one_line
 
 ABOUT = """\
@@ -36,17 +34,14 @@ WRONG, DIVERGED, ABANDONED, INTERRUPTED, PIPE, TERMINATED = 2, 3, 4, 130, 141, 1
 """Exit statuses (docs/exit-codes.md)."""
 
 
-class Terminated(BaseException):
-    """SIGTERM."""
-
-
 def parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
     top = Parser(prog="cutlayer", description=ABOUT)
     top.add_argument("--version", action="version", version=f"cutlayer {__version__}", help="show the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (train, serve, certs, listing, partition, clock, costs, bench, doctor, completion):
+    for module in (train, serve, certs, listing, partition, clock, costs, bench, doctor):
         module.add(commands)
+    completion.add(commands, top)
     return top
 
 
@@ -56,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     heap.keep()
     command = ""
     try:
-        with _terminating():
+        with terminating():
             args = parser().parse_args(arguments)
             command = args.command
             _set_up_log(args)
@@ -80,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cutlayer: error: {one_line(error)}", file=sys.stderr)
         return WRONG
     finally:
-        if "cutlayer.ranks" in sys.modules:
-            from cutlayer.ranks import leave
+        if "cutlayer.processes.ranks" in sys.modules:
+            from cutlayer.processes.ranks import leave
 
             leave()
 
@@ -105,23 +100,6 @@ def _goes_on(command: str) -> str:
     if command in ("run", "compare", "resume", "serve"):
         return "`cutlayer resume` on the output folder goes on from here"
     return "nothing was changed"
-
-
-@contextmanager
-def _terminating() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does, with a word and a status of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _warn(

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from cutlayer.progress import console
+from cutlayer.engine.progress import console
 
 __all__ = ["add_json", "add_log", "console", "print_json"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from cutlayer.progress import Display, Plain, bars, percent
+from cutlayer.engine.progress import Display, Plain, bars, percent
 
 if TYPE_CHECKING:
-    from cutlayer import compare
-    from cutlayer.experiment import Experiment
-    from cutlayer.records import Round
+    from cutlayer.engine.records import Round
+    from cutlayer.experiment import compare
+    from cutlayer.experiment.experiment import Experiment
 
 
 def follow(experiment: Experiment, quiet: bool) -> Iterator[Round]:

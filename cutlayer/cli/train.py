@@ -80,10 +80,10 @@ def add(commands: Any) -> None:
         command.set_defaults(run=later(f"train:{'compare' if command is both else 'run'}"))
     resume = commands.add_parser("resume", help="continue an interrupted run or comparison", description=RESUME)
     report = commands.add_parser("report", help="table, picture and page of a run or comparison", description=REPORT)
-    for command, name in ((resume, "resume"), (report, "report")):
+    for command, name in ((resume, "train:resume"), (report, "report")):
         command.add_argument("folder", metavar="RUN", help="the folder given as --out")
         quiet(command)
-        command.set_defaults(run=later(f"train:{name}"))
+        command.set_defaults(run=later(name))
     add_json(report, "the table")
     add_log(resume)
     _jobs(resume)

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from cutlayer.core.sealed import seal, unseal
 from cutlayer.data import contents
 from cutlayer.data.contents import CacheRebuilt
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.errors import CutlayerError
-from cutlayer.sealed import seal, unseal
 
 __all__ = ["CacheRebuilt", "find", "folder", "held", "through"]
 

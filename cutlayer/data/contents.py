@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutlayer.files import reached
-from cutlayer.sealed import seal, unseal
+from cutlayer.core.files import reached
+from cutlayer.core.sealed import seal, unseal
 
 SEEN = "seen"
 SETTLED = 2.0  # seconds since the last change: the longest tick of a file system's clock (FAT)

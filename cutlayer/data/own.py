@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
+from cutlayer.core.files import as_path, reached
 from cutlayer.data import cache
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.read import arrays, clients, folders
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect
-from cutlayer.files import as_path, reached
 from cutlayer.registry import OWN
 
 PLENTY = 1000  # classes that even a few rows may have

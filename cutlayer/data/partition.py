@@ -9,8 +9,8 @@ import numpy as np
 
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import Labels, Owners
+from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, expect, is_whole
-from cutlayer.feed import Indices
 
 DRAWS = 100
 

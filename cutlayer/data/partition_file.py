@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from cutlayer.core.files import as_path, reached, write_aside
+from cutlayer.core.sealed import parsed
 from cutlayer.data.parts import Parts
 from cutlayer.data.read import npz, plain_pickle
 from cutlayer.data.rows import Labels, Owners
+from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, StoreError, expect
-from cutlayer.feed import Indices
-from cutlayer.files import as_path, reached, write_aside
-from cutlayer.sealed import parsed
 
 ARRAYS = ("rows", "order", "ends", "test_order", "test_ends")
 

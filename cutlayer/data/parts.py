@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.core.lazy import Lazy
+from cutlayer.core.randomness import rng
+from cutlayer.data.schedule import Indices
 from cutlayer.errors import expect
-from cutlayer.feed import Indices
-from cutlayer.lazy import Lazy
-from cutlayer.rng import rng
 
 
 class Parts(Lazy[Indices]):

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutlayer.core.lazy import Lazy
+from cutlayer.core.randomness import OwnRandomness
 from cutlayer.data.parts import Parts, Side
 from cutlayer.data.rows import Rows
+from cutlayer.data.schedule import Indices
 from cutlayer.data.transform import Draw, Transform
 from cutlayer.errors import ContractError, expect
-from cutlayer.feed import Indices
-from cutlayer.lazy import Lazy
-from cutlayer.nested import Inputs, each, tensors
-from cutlayer.rng import OwnRandomness
+from cutlayer.nn.nested import Inputs, each, tensors
 
 CHUNK = 4096  # rows
 

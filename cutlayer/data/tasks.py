@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from cutlayer.core.files import as_path, reached
+from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data import cache, hub
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
@@ -19,9 +21,7 @@ from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, Rows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, CutlayerError, StoreError, expect, unknown
-from cutlayer.files import as_path, reached
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
-from cutlayer.rng import EVERYBODY, rng
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from cutlayer.registry.schemes import FEDAVG
 
 LOCALS: dict[str, Part] = {
     "fedprox": Part(
-        "cutlayer.local:FedProx",
+        "cutlayer.optim.local:FedProx",
         "a proximal term towards the round's start, on both halves",
         "Li et al., MLSys 2020",
         about={"mu": Takes("FLOAT", 0.01, "strength of the pull towards the round's start, at least 0")},
     ),
     "fednar": Part(
-        "cutlayer.local:FedNAR",
+        "cutlayer.optim.local:FedNAR",
         "gradient and weight decay clipped together",
         "Li et al., NeurIPS 2023",
         {},
@@ -28,9 +28,9 @@ LOCALS: dict[str, Part] = {
 }
 
 UPDATES: dict[str, Part] = {
-    "fedavg": Part("cutlayer.update:FedAvg", "the weighted mean itself (the default)", FEDAVG, about={}),
+    "fedavg": Part("cutlayer.optim.update:FedAvg", "the weighted mean itself (the default)", FEDAVG, about={}),
     "fedavgm": Part(
-        "cutlayer.update:FedAvgM",
+        "cutlayer.optim.update:FedAvgM",
         "momentum on the mean's movement; SMoFi's global step",
         "Hsu et al. 2019",
         {},
@@ -39,7 +39,7 @@ UPDATES: dict[str, Part] = {
         {"beta": Takes("FLOAT", 0.3, "global momentum, from 0 to below 1 (SMoFi's beta_g)")},
     ),
     "slowmo": Part(
-        "cutlayer.update:SlowMo",
+        "cutlayer.optim.update:SlowMo",
         "slow momentum in units of the local learning rate",
         "Wang et al., ICLR 2020",
         {},
@@ -53,7 +53,7 @@ UPDATES: dict[str, Part] = {
         },
     ),
     "fednag": Part(
-        "cutlayer.update:FedNAG",
+        "cutlayer.optim.update:FedNAG",
         "Nesterov on the clients; weights and momentum averaged and broadcast",
         "Yang et al., FGCS 2022",
         {},
@@ -78,10 +78,20 @@ ADAPTIVE = {
     "decay": DECAY,
 }
 OPTIMIZERS: dict[str, Part] = {
-    "sgd": Part("cutlayer.optim:SGD", "stochastic gradient descent with momentum", "Polyak 1964", about=MOMENTUM),
-    "nag": Part("cutlayer.optim:NAG", "Nesterov's accelerated gradient", "Sutskever et al., ICML 2013", about=MOMENTUM),
-    "adam": Part("cutlayer.optim:Adam", "adaptive moments", "Kingma and Ba, ICLR 2015", about=ADAPTIVE),
+    "sgd": Part(
+        "cutlayer.optim.optimizers:SGD", "stochastic gradient descent with momentum", "Polyak 1964", about=MOMENTUM
+    ),
+    "nag": Part(
+        "cutlayer.optim.optimizers:NAG",
+        "Nesterov's accelerated gradient",
+        "Sutskever et al., ICML 2013",
+        about=MOMENTUM,
+    ),
+    "adam": Part("cutlayer.optim.optimizers:Adam", "adaptive moments", "Kingma and Ba, ICLR 2015", about=ADAPTIVE),
     "adamw": Part(
-        "cutlayer.optim:AdamW", "Adam with decoupled weight decay", "Loshchilov and Hutter, ICLR 2019", about=ADAPTIVE
+        "cutlayer.optim.optimizers:AdamW",
+        "Adam with decoupled weight decay",
+        "Loshchilov and Hutter, ICLR 2019",
+        about=ADAPTIVE,
     ),
 }

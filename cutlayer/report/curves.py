@@ -8,7 +8,7 @@ from collections.abc import Callable
 import matplotlib.figure
 import numpy as np
 
-from cutlayer.records import Round
+from cutlayer.engine.records import Round
 from cutlayer.report.summary import Row, Table
 
 COLORS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#aa3377", "#ee6677", "#bbbbbb", "#222222"]

@@ -7,7 +7,7 @@ import html
 from dataclasses import asdict
 from pathlib import Path
 
-from cutlayer.files import write_aside
+from cutlayer.core.files import write_aside
 from cutlayer.report import curves, table
 from cutlayer.report.summary import Row, Table, gather, tabulate
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cutlayer import blocks
-from cutlayer.clock import Clock, Work, seconds, server_seconds, simulated
-from cutlayer.cut import Layout, cut_range
-from cutlayer.description import read_config
-from cutlayer.devices import draw
+from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError
-from cutlayer.records import Round
+from cutlayer.experiment import model_profile
+from cutlayer.experiment.description import read_config
+from cutlayer.nn.cut import Layout, cut_range
+from cutlayer.simulation.clock import Clock, Work, seconds, server_seconds, simulated
+from cutlayer.simulation.devices import draw
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     What the clients did is taken from the journal: another profile does not change batch sizes that were regulated by
     the old one, and another cut is assumed to learn as well.
     """
-    was, model = read_config(run), blocks.read(run)
+    was, model = read_config(run), model_profile.read(run)
     if change.cut is not None:
         cut_range(change.cut, Layout(len(model.macs)))
     clock = Clock(

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutlayer import comparison, config, journal, store
+from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError
-from cutlayer.records import Round
+from cutlayer.experiment import comparison, config, journal, run_directory
 
 SHARE = 0.9  # of the baseline's best accuracy: the target
 
@@ -108,7 +108,7 @@ def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
 
 
 def outcome(path: Path, seed: int) -> Outcome:
-    summary = store.read_summary(path)
+    summary = run_directory.read_summary(path)
     return Outcome(seed, journal.read(path / "journal.jsonl"), summary["status"] if summary else "unfinished")
 
 

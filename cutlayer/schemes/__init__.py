@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cutlayer.schemes.base import Scheme
 from cutlayer.schemes.cycled import CyclePSL, CycleSFL, CycleSGLR, CycleSSL
 from cutlayer.schemes.merged import MergeSFL
-from cutlayer.schemes.seam import Scheme
 from cutlayer.schemes.shared import SFLV2, SSL
 from cutlayer.schemes.smofi import SMoFi
 from cutlayer.schemes.surrogates import PSL, SFLV1, SGLR

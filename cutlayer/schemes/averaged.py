@@ -12,10 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from cutlayer.clients.messages import CutGrad, Smashed
+from cutlayer.clients.waves import Wave
 from cutlayer.errors import expect, is_number
-from cutlayer.messages import CutGrad, Smashed
-from cutlayer.schemes.seam import Closed, Server, Session
-from cutlayer.waves import Wave
+from cutlayer.schemes.base import Closed, Server, Session
 
 
 class Averaged:

@@ -16,12 +16,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from cutlayer.clients.messages import Address, CutGrad, Smashed
+from cutlayer.clients.waves import Order, Wave
+from cutlayer.core.randomness import EVERYBODY, OwnRandomness
 from cutlayer.errors import expect, is_whole
-from cutlayer.messages import Address, CutGrad, Smashed
-from cutlayer.rng import EVERYBODY, OwnRandomness
 from cutlayer.schemes.averaged import Averaged, check_share
-from cutlayer.schemes.seam import Carry, Closed, Kept, Server
-from cutlayer.waves import Order, Wave
+from cutlayer.schemes.base import Carry, Closed, Kept, Server
 
 FrozenBN = Literal["train", "eval", "no_update"]
 

@@ -14,11 +14,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.clients.messages import Address, CutGrad, Smashed
+from cutlayer.clients.waves import Order, Wave
+from cutlayer.core.randomness import EVERYBODY
 from cutlayer.errors import expect
-from cutlayer.messages import Address, CutGrad, Smashed
-from cutlayer.rng import EVERYBODY
-from cutlayer.schemes.seam import Carry, Closed, Histogram, Kept, Server
-from cutlayer.waves import Order, Wave
+from cutlayer.schemes.base import Carry, Closed, Histogram, Kept, Server
 
 SMOOTH = 1e-8
 

@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.descend import descend
-from cutlayer.flat import Half, Rows, Vectors
-from cutlayer.local import Local, clip, clips, joint, regularise, squared
-from cutlayer.messages import Address, CutGrad, Smashed
-from cutlayer.optim import Memory, Moments, Optimizer
-from cutlayer.rng import EVERYBODY, rng
-from cutlayer.schemes import turned
-from cutlayer.schemes.passes import Loss, Message, Passes
-from cutlayer.schemes.turned import Turn
-from cutlayer.team import ALONE, Team
-from cutlayer.workers import Workers
+from cutlayer.clients.messages import Address, CutGrad, Smashed
+from cutlayer.core.group import ALONE, Team
+from cutlayer.core.randomness import EVERYBODY, rng
+from cutlayer.core.threads import Workers
+from cutlayer.nn.flat import Half, Rows, Vectors
+from cutlayer.optim.local import Local, clip, clips, joint, regularise, squared
+from cutlayer.optim.optimizers import Memory, Moments, Optimizer
+from cutlayer.optim.step import descend
+from cutlayer.schemes import u_shape
+from cutlayer.schemes.autograd import Loss, Message, Passes
+from cutlayer.schemes.u_shape import Turn
 
 Send = Callable[[Sequence[CutGrad]], Mapping[int, Tensor]]
 TRAINED, LOOKED = 3, 2  # forwards that a sample costs: forward 1, backward 2 (1 where only the input's is wanted)
@@ -113,7 +113,7 @@ class Server:
         if self._turn is None:
             replies = self.passes.backward(rows, row, smashed)
         else:
-            replies = turned.backward(self.passes, self._turn, rows, row, cast(Sequence[Smashed], smashed))
+            replies = u_shape.backward(self.passes, self._turn, rows, row, cast(Sequence[Smashed], smashed))
             heard = {reply.address.client for reply in replies}
             smashed = [s for s in smashed if s.address.client in heard]
         self.work += TRAINED * sum(s.samples for s in smashed)
@@ -131,7 +131,7 @@ class Server:
         """One batch of all clients' rows: g of its mean loss into rows.g[row]. Each client gets its share of the
         gradient at the cut, times all rows over its own."""
         if self._turn is not None:
-            replies = turned.merged(self.passes, self._turn, rows, row, where, smashed)
+            replies = u_shape.merged(self.passes, self._turn, rows, row, where, smashed)
             if not replies:
                 return []
             self.work += TRAINED * sum(s.samples for s in smashed)

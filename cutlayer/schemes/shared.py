@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cutlayer.clients.messages import CutGrad, Smashed
+from cutlayer.clients.waves import Order, Wave
 from cutlayer.errors import expect
-from cutlayer.messages import CutGrad, Smashed
-from cutlayer.schemes.seam import Carry, Closed, Kept, Server
-from cutlayer.waves import Order, Wave
+from cutlayer.schemes.base import Carry, Closed, Kept, Server
 
 Reset = Literal["auto", "step", "client", "round", "never"]
 

@@ -21,14 +21,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from cutlayer.clients.messages import CutGrad, Momentum, Smashed
+from cutlayer.clients.waves import Order, Wave
+from cutlayer.core.group import Wait
 from cutlayer.errors import expect
-from cutlayer.fusion import Fusion, Staleness
-from cutlayer.local import joint
-from cutlayer.messages import CutGrad, Momentum, Smashed
-from cutlayer.optim import NAG, SGD, Moments, remember, runs
-from cutlayer.schemes.seam import Carry, Closed, Kept, Server
-from cutlayer.team import Wait
-from cutlayer.waves import Order, Wave
+from cutlayer.optim.fusion import Fusion, Staleness
+from cutlayer.optim.local import joint
+from cutlayer.optim.optimizers import NAG, SGD, Moments, remember, runs
+from cutlayer.schemes.base import Carry, Closed, Kept, Server
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cutlayer.averaging import average
+from cutlayer.clients.messages import CutGrad, Smashed
+from cutlayer.clients.waves import Order, Wave
 from cutlayer.errors import expect
-from cutlayer.messages import CutGrad, Smashed
+from cutlayer.optim.averaging import average
 from cutlayer.schemes.averaged import Averaged, check_share
-from cutlayer.schemes.seam import Carry, Closed, Kept, Server
-from cutlayer.waves import Order, Wave
+from cutlayer.schemes.base import Carry, Closed, Kept, Server
 
 Owner = Literal["slot", "client"]
 

@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cutlayer import heap
+from cutlayer.core import heap
 from cutlayer.errors import ContractError
-from cutlayer.experiment import Experiment
-from cutlayer.net import free
-from cutlayer.service import Service
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.network.server.service import Service
+from cutlayer.network.transport import free
 
 SECONDS = 10.0  # for a request
 

@@ -21,9 +21,9 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
 from cutlayer.errors import ContractError, expect
-from cutlayer.experiment import Experiment
-from cutlayer.net import free
-from cutlayer.service import Service
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.network.server.service import Service
+from cutlayer.network.transport import free
 
 HOST = "127.0.0.1"
 NOTHING_FROM_ELSEWHERE = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"

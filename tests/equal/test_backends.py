@@ -16,17 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer import backend, stack, workers
-from cutlayer.cohorts.local import LocalCohort
+from cutlayer.clients.simulated import LocalCohort
+from cutlayer.core import threads as workers
 from cutlayer.data.rows import Rows
 from cutlayer.data.source import View
 from cutlayer.data.transform import Pixels
+from cutlayer.engine import backend
+from cutlayer.nn import stacked
 from cutlayer.registry import SCHEMES, build
 from cutlayer.schemes import Scheme
+from tests.clients.faulty import Fault, FaultyCohort
+from tests.engine.test_inputs import Both, two_inputs
 from tests.equal.compare import EXACT, OPTIMIZERS
 from tests.equal.naive import difference, small_clients, small_model
-from tests.faults.cohort import Fault, FaultyCohort
-from tests.test_inputs import Both, two_inputs
 
 Batch = tuple[Tensor, Tensor]
 Make = Callable[[], nn.Module]
@@ -288,7 +290,7 @@ def test_float32_stacked(scheme: str) -> None:
 def test_small_stacks(monkeypatch: pytest.MonkeyPatch, scheme: str, size: int, keep: int) -> None:
     """Stacks of two or three rows, of neighbours or not, made anew at every step or kept."""
     monkeypatch.setattr(backend, "SIZE", size)
-    monkeypatch.setattr(stack, "KEEP", keep)
+    monkeypatch.setattr(stacked, "KEEP", keep)
     check(scheme=scheme)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer.feed import Feed
+from cutlayer.data.schedule import Feed
 
 State = dict[str, Tensor]
 SIZES = (10, 7, 23, 3, 16)  # T_j = 4, 2, 10, 0, 8 with B = 4, E = 2: the fourth is skipped

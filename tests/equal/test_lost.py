@@ -15,10 +15,10 @@ import pytest
 from torch import nn
 
 import cutlayer as cl
+from tests.clients.faulty import REPORT, Fault, FaultyCohort
 from tests.equal import naive
 from tests.equal.naive import Task, difference
 from tests.equal.test_schemes import EXACT, OPTIMIZERS, SCHEMES, arguments, library, task_of
-from tests.faults.cohort import REPORT, Fault, FaultyCohort
 
 # The five clients of the task take 2, 4, 6, 10 and 0 steps: two epochs of 1, 2, 3, 5 and 0.
 Lost = Mapping[int, int]  # client -> the first step that does not arrive, in round 2

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 import cutlayer as cl
+from tests.clients.faulty import REPORT, Fault, FaultyCohort
 from tests.equal import naive
 from tests.equal.compare import curved_model
 from tests.equal.naive import Half, Parts, State, Task, difference, part
@@ -26,7 +27,6 @@ from tests.equal.naive_split import Cycle, client_step, common_gradient, frozen_
 from tests.equal.test_lost import LOSSES, REPORTS, Lost, gone, losing
 from tests.equal.test_options import Fusing, power
 from tests.equal.test_schemes import EXACT, OPTIMIZERS, arguments, task_of
-from tests.faults.cohort import REPORT, Fault, FaultyCohort
 
 NAR: dict[str, Any] = {"local": cl.FedNAR(max_norm=0.5)}
 

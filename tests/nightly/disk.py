@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from cutlayer import files
-from cutlayer.config import Config
+from cutlayer.core import files
 from cutlayer.errors import StoreError
-from cutlayer.experiment import Experiment
+from cutlayer.experiment.config import Config
+from cutlayer.experiment.experiment import Experiment
 from tests.nightly.hands import Counting, Failing, watched
 from tests.nightly.runs import POINTS, Ended, config, finish, resumed, same, scratch
 

@@ -16,15 +16,15 @@ from typing import Any, get_args
 import torch
 
 import cutlayer as cl
-from cutlayer import checkpoint
 from cutlayer.errors import ContractError, RoundAbandoned
+from cutlayer.experiment import checkpoint
+from tests.clients.faulty import REPORT, Fault, FaultyCohort, What
 from tests.equal import naive, test_lost, test_lost_split
 from tests.equal.compare import EXACT
 from tests.equal.naive import difference, part, small_clients, small_model
 from tests.equal.test_schemes import OPTIMIZERS, SCHEMES, task_of
-from tests.faults.cohort import REPORT, Fault, FaultyCohort, What
 from tests.nightly.runs import POINTS
-from tests.ranks.play import digest
+from tests.processes.harness import digest
 
 ROUNDS = 3
 KINDS = ("drop", "delay", "duplicate", "repeat")

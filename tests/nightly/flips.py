@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 import cutlayer as cl
-from cutlayer import blocks, checkpoint, description, journal, store
 from cutlayer.errors import CutlayerError, Restored, StoreError
+from cutlayer.experiment import checkpoint, description, journal, model_profile, run_directory
 from cutlayer.report.summary import gather
 from tests.nightly.damage import damage, drawn_file
 from tests.nightly.others import OTHERS
@@ -63,10 +63,10 @@ def read(before: Path, out: Path, name: Path) -> None:
         if name.suffix == ".safetensors" and name.parts[0] != "checkpoints":
             right, found = (cl.load(place / name).state_dict() for place in (before, out))
             assert right.keys() == found.keys() and all(torch.equal(right[key], found[key]) for key in right), "load"
-        elif name.name == store.SUMMARY and (out / name).exists():
-            assert store.read_summary(out) == store.read_summary(before), "summary"
-        elif name.name == blocks.FILE:
-            assert blocks.read(out) == blocks.read(before), "blocks"
+        elif name.name == run_directory.SUMMARY and (out / name).exists():
+            assert run_directory.read_summary(out) == run_directory.read_summary(before), "summary"
+        elif name.name == model_profile.FILE:
+            assert model_profile.read(out) == model_profile.read(before), "blocks"
         elif name.name.startswith("journal"):
             right, found = (journal.read(place / journal.FILE) for place in (before, out))
             assert found == right[: len(found)], "journal"

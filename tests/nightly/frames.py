@@ -10,9 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from cutlayer.errors import ContractError, FrameError, StoreError
-from cutlayer.net.frames import Reader
-from tests.net.fuzz import Fuzzer
-from tests.net.test_fuzz import DOWN, Target, targets
+from cutlayer.network.transport.frames import Reader
+from tests.network.fuzz import Fuzzer
+from tests.network.test_fuzz import DOWN, Target, targets
 from tests.nightly.runs import scratch
 
 FRAMES = 1000
@@ -22,7 +22,7 @@ def play(seed: int, folder: Path) -> None:
     known, kept = heard(os.getpid())
     fuzzer = Fuzzer([target.piece for target in known], seed)
     often = [1 if target.kind in DOWN else 5 for target in known]  # those compute
-    with patch("cutlayer.sealed.save_model", lambda *_: None):
+    with patch("cutlayer.core.sealed.save_model", lambda *_: None):
         for n, target in enumerate(random.Random(seed).choices(known, often, k=FRAMES)):
             way, piece = fuzzer.one(target.piece)
             try:

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from cutlayer import compare
 from cutlayer.cli.main import main
+from cutlayer.experiment import compare
 from cutlayer.registry import SCHEMES
 from tests import forks
 from tests.forks import Forked, forked
 from tests.nightly.runs import Ended, ended, same, scratch
-from tests.ranks.test_ranks import launched
+from tests.processes.test_ranks import launched
 
 RUNTIMES = ("run", "compare", "ranks")
 FLAGS = (

@@ -8,12 +8,12 @@ import matplotlib.backends.backend_agg
 import matplotlib.figure  # noqa: F401
 
 import cutlayer.cli.commands.train
-import cutlayer.experiment
-import cutlayer.population
-from cutlayer.config import parse
+import cutlayer.experiment.experiment
+import cutlayer.experiment.population
+from cutlayer.experiment.config import parse
 
 ROWS = (80, 100)
 
 if "multiprocessing.forkserver" in sys.modules:
     for rows in ROWS:
-        cutlayer.population.load_data(parse({"train_rows": rows}))
+        cutlayer.experiment.population.load_data(parse({"train_rows": rows}))

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from cutlayer import checkpoint, compare, comparison, description, hosting
-from cutlayer import config as text
-from cutlayer.comparison import Comparison
-from cutlayer.description import Changes
 from cutlayer.errors import ContractError
-from cutlayer.experiment import Experiment
-from cutlayer.methods import method
-from cutlayer.own import Own
-from cutlayer.terms import Net
+from cutlayer.experiment import checkpoint, compare, comparison, description, server_directory
+from cutlayer.experiment import config as text
+from cutlayer.experiment.comparison import Comparison
+from cutlayer.experiment.description import Changes
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.methods import method
+from cutlayer.network.client.store import Own
+from cutlayer.network.protocol.settings import Net
 from tests.nightly.damage import damage, drawn_file
 from tests.nightly.runs import BASE, Ended, config, ended, same, scratch
 
@@ -100,7 +100,7 @@ def served(out: Path, dice: random.Random) -> str:
 
 def served_again(out: Path) -> None:
     assert description.serves(out, checkpoint.config(out)), "it is no server any more"
-    experiment, service = undone(lambda changes: hosting.resume(out, changes))
+    experiment, service = undone(lambda changes: server_directory.resume(out, changes))
     _, run = server_of(experiment.config.scheme["name"], os.getpid())
     assert service.run_id == run and service.roster.names == NAMES
     assert experiment.run.state.n == 0
@@ -111,7 +111,7 @@ def server_of(scheme: str, owner: int) -> tuple[Path, str]:
     """A server whose clients have come, before its first round; and its name."""
     out = Path(tempfile.mkdtemp(dir=scratch()))
     given = config(scheme, "smofi", clients=None, participation=1.0, backend="loop")
-    experiment, service = hosting.start(given, Net("127.0.0.1:0", min_clients=2), out)
+    experiment, service = server_directory.start(given, Net("127.0.0.1:0", min_clients=2), out)
     for name in NAMES:
         session: Any = SimpleNamespace(name=name, alive=True)
         service.roster.enrol(session, 9)

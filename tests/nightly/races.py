@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cutlayer import checkpoint, description
-from cutlayer import config as text
-from cutlayer.config import Config
-from cutlayer.experiment import Experiment
+from cutlayer.experiment import checkpoint, description
+from cutlayer.experiment import config as text
+from cutlayer.experiment.config import Config
+from cutlayer.experiment.experiment import Experiment
 from tests.forks import forked
 from tests.nightly.hands import watched
 from tests.nightly.runs import POINTS, Ended, config, described, ended, finish, same, scratch

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cutlayer import config as text
-from cutlayer import description
-from cutlayer.config import Config
 from cutlayer.errors import ContractError
-from cutlayer.experiment import Experiment
+from cutlayer.experiment import config as text
+from cutlayer.experiment import description
+from cutlayer.experiment.config import Config
+from cutlayer.experiment.experiment import Experiment
 from cutlayer.registry import SCHEMES
 
 PROTOCOLS = ("smofi", "cyclesl")

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from cutlayer.cli.main import main
+from tests.cli.test_commands import leading, members
+from tests.cli.test_sigterm import KEEPS, rounds, spilled, stopped, until
 from tests.forks import forked
-from tests.test_cli import leading, members
-from tests.test_manners import KEEPS, rounds, spilled, stopped, until
 
 LAST = 12
 

@@ -11,7 +11,7 @@ import threading
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from cutlayer.experiment import Experiment
+from cutlayer.experiment.experiment import Experiment
 from tests.nightly.runs import POINTS, config
 
 STEPS = 5000

@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cutlayer import checkpoint, description, hosting
-from cutlayer.config import Config
 from cutlayer.errors import StoreError
-from cutlayer.experiment import Experiment
-from cutlayer.terms import Net
+from cutlayer.experiment import checkpoint, description, server_directory
+from cutlayer.experiment.config import Config
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.network.protocol.settings import Net
 from tests.nightly.hands import Counting, Failing, watched
 from tests.nightly.runs import POINTS, Ended, config, described, finish, resumed, same, scratch
 
@@ -65,7 +65,7 @@ def check(out: Path, given: Config, served: bool, over: bool, start: Start) -> N
     before = checkpoint.config(out)
     assert description.serves(out, before) == served, "a simulation of a server's run, or the other way round"
     if served:
-        experiment, _ = hosting.resume(out)
+        experiment, _ = server_directory.resume(out)
         assert experiment.run.state.n == 0 and experiment.history == []
     else:
         same(finish(resumed(out)), alone(given.scheme["name"], given.protocol, os.getpid()))
@@ -89,7 +89,7 @@ def simulated(scheme: str, protocol: str) -> tuple[Start, Config]:
 
 def hosted(scheme: str, protocol: str) -> tuple[Start, Config]:
     given = config(scheme, protocol, clients=None, participation=1.0, rounds=2, backend="loop")
-    return lambda out, over: hosting.start(given, replace(NET, listen=f"127.0.0.1:{port()}"), out, over), given
+    return lambda out, over: server_directory.start(given, replace(NET, listen=f"127.0.0.1:{port()}"), out, over), given
 
 
 def port() -> int:

@@ -9,7 +9,7 @@ import resource
 import tempfile
 from pathlib import Path
 
-from tests.net.test_connections import flooded
+from tests.network.transport.test_connections import flooded
 
 LIMIT, SILENT, SLOW = 1024, 5000, 100
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import cutlayer as cl
+from tests.engine.test_side_by_side import X, Y, clients, network, side_by_side
 from tests.nightly.runs import POINTS
-from tests.test_threads import X, Y, clients, network, side_by_side
 
 TOGETHER = 8
 

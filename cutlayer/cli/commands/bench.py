@@ -16,8 +16,8 @@ from cutlayer.bench.cases import CASES
 from cutlayer.bench.sections import Row
 from cutlayer.cli.bench import NETWORK, SECTIONS
 from cutlayer.cli.output import console, print_json
+from cutlayer.core.extras import needs
 from cutlayer.errors import expect, unknown
-from cutlayer.extras import needs
 
 BAR = 16  # characters of a bar that stands for a ratio of 2
 

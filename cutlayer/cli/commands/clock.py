@@ -10,10 +10,10 @@ from typing import Any
 import rich.box
 import rich.table
 
-from cutlayer import comparison
 from cutlayer.cli.output import console, print_json
+from cutlayer.core.files import as_path
 from cutlayer.errors import StoreError, expect, unknown
-from cutlayer.files import as_path
+from cutlayer.experiment import comparison
 from cutlayer.registry import PROFILES
 from cutlayer.report.retime import WhatIf, retimed
 from cutlayer.report.summary import Outcome, Row, Table, outcome, tabulate

@@ -8,11 +8,11 @@ from dataclasses import asdict
 import rich.box
 import rich.table
 
-from cutlayer import costs
 from cutlayer.cli.output import console, print_json
+from cutlayer.core.threads import one_thread
 from cutlayer.errors import expect, unknown
 from cutlayer.registry import OPTIMIZERS, SCHEMES
-from cutlayer.workers import one_thread
+from cutlayer.schemes import costs
 
 MOST = 1000
 COLUMNS = {"memory": ".1f", "compute": ".1f", "latency": "d"}

@@ -12,18 +12,18 @@ import rich.box
 import rich.table
 import torch
 
-from cutlayer import config as text
 from cutlayer.cli import flags
 from cutlayer.cli.cuts import ROWS
 from cutlayer.cli.output import console, print_json
-from cutlayer.correlation import leakage
-from cutlayer.cut_costs import CutCost, cuts
+from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data.source import View
 from cutlayer.errors import ContractError, expect
-from cutlayer.experiment import build_model, warm_start
+from cutlayer.experiment import config as text
+from cutlayer.experiment.experiment import build_model, warm_start
+from cutlayer.experiment.population import load_data, look
 from cutlayer.models import example
-from cutlayer.population import load_data, look
-from cutlayer.rng import EVERYBODY, rng
+from cutlayer.nn.leakage import leakage
+from cutlayer.simulation.cuts import CutCost, cuts
 
 CAPTION = (
     "client: blocks 0..cut, server: the rest. MACs: multiply-accumulates of one forward pass, one sample; kbit: the "

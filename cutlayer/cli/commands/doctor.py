@@ -13,10 +13,10 @@ import torch
 
 from cutlayer._version import __version__
 from cutlayer.cli.output import console, print_json
+from cutlayer.core.files import as_path
 from cutlayer.data import cache, hub
 from cutlayer.data.tasks import SOURCES, Source, data_folder
 from cutlayer.errors import CutlayerError, StoreError
-from cutlayer.files import as_path
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 
 EXTRAS = {

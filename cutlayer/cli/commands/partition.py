@@ -14,16 +14,16 @@ import rich.box
 import rich.table
 from numpy.typing import NDArray
 
-from cutlayer import config as text
 from cutlayer.cli import flags
 from cutlayer.cli.output import console, print_json
 from cutlayer.cli.partition import SHORT
+from cutlayer.core.files import as_path, from_root, write_aside
 from cutlayer.data import partition_file
 from cutlayer.data.parts import Parts, divergence, histograms
 from cutlayer.data.rows import Rows
 from cutlayer.errors import ContractError, StoreError
-from cutlayer.files import as_path, from_root, write_aside
-from cutlayer.population import divided, load_data, look
+from cutlayer.experiment import config as text
+from cutlayer.experiment.population import divided, load_data, look
 from cutlayer.report import mixture
 
 BARS = " ▁▂▃▄▅▆▇█"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,22 @@ from typing import Any
 import rich.box
 import rich.table
 
-from cutlayer import config as text
+from cutlayer.cli import flags
 from cutlayer.cli.output import console
-from cutlayer.cohorts.seam import Comes
-from cutlayer.comparison import Comparison
-from cutlayer.config import TABLES, Config
-from cutlayer.experiment import Experiment, assemble
-from cutlayer.memory import mib
-from cutlayer.methods import Method
+from cutlayer.clients.cohort import Comes
+from cutlayer.core.files import as_path
+from cutlayer.engine.memory_limit import mib
+from cutlayer.engine.run import Run
+from cutlayer.errors import ContractError
+from cutlayer.experiment import config as text
+from cutlayer.experiment import description
+from cutlayer.experiment.comparison import Comparison
+from cutlayer.experiment.config import TABLES, Config
+from cutlayer.experiment.experiment import Experiment, assemble
+from cutlayer.experiment.methods import Method
+from cutlayer.experiment.presets import preset
 from cutlayer.registry import TASKS
 from cutlayer.report.table import duration
-from cutlayer.run import Run
 
 MAIN = (  # what the table at a run's start shows, whether it was chosen or not
     *("model", "cut", "scheme", "local", "update", "optimizer", "server_optimizer", "protocol"),
@@ -53,6 +59,27 @@ def names(values: Mapping[str, Any]) -> tuple[str, ...]:
     """The fields that were given, and the parameters of parts with a dot."""
     dotted = [f"{field}.{key}" for field, given in values.items() if field in TABLES for key in given if key != "name"]
     return (*values, *dotted)
+
+
+def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[Config, Path, Origins]:
+    """The config of a run, from a preset (`without` some fields) or a file, and from flags; where it goes; and where
+    its values come from."""
+    chosen = getattr(args, "method", None)
+    if args.preset and args.config:
+        raise ContractError("--preset and --config: give one of them")
+    if chosen and not args.preset:
+        raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
+    base = flags.resolved(text.read(as_path("config", args.config))) if args.config else {}
+    base.pop(description.TABLE, None)  # how a run was served is no part of what it trains
+    if args.preset:
+        given = preset(args.preset)
+        whole = text.merge(given.comparison.base, given.method(chosen).changes)
+        base = {key: value for key, value in whole.items() if key not in without}
+    values = flags.config_values(args)
+    config = text.parse(text.merge(base, values))
+    origins = Origins(names(values), tuple(base), args.preset or args.config)
+    out = as_path("out", args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    return config, out, origins
 
 
 def show(experiment: Experiment, origins: Origins | None) -> None:

@@ -12,35 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 from cutlayer.cli import flags, live
 from cutlayer.cli.commands import plan
-from cutlayer.cli.commands.train import configured, show
-from cutlayer.cli.main import Terminated
+from cutlayer.cli.commands.plan import configured
+from cutlayer.cli.commands.report import show
 from cutlayer.cli.output import console
 from cutlayer.cli.serve import LIMITS, SIMULATED
+from cutlayer.cli.signals import Terminated
+from cutlayer.core.extras import needs
+from cutlayer.core.files import as_path, from_root
 from cutlayer.errors import ContractError
-from cutlayer.extras import needs
-from cutlayer.files import as_path, from_root
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from cutlayer.description import Changes
-    from cutlayer.experiment import Experiment
-    from cutlayer.service import Service
+    from cutlayer.experiment.description import Changes
+    from cutlayer.experiment.experiment import Experiment
+    from cutlayer.network.server.service import Service
 
 
 def run(args: argparse.Namespace) -> int:
     needs("net")
-    from cutlayer import hosting
+    from cutlayer.experiment import server_directory
 
     for field in flags.config_values(args):
         if field in SIMULATED:
             flag = field.replace("_", "-")
             hint = "; --min-clients is how many must come" if field == "clients" else ""
             raise ContractError(f"--{flag}: of simulated clients, and these are on other machines{hint}")
-    config, out, _ = configured(args, hosting.ALONE)
+    config, out, _ = configured(args, server_directory.ALONE)
     _page(args)
     with console.status(f"preparing {config.task}"):
-        experiment, service = hosting.start(config, hosting.settings(_settings(args)), out, args.overwrite)
+        experiment, service = server_directory.start(
+            config, server_directory.settings(_settings(args)), out, args.overwrite
+        )
     return attend(experiment, service, args)
 
 
@@ -62,11 +65,11 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 def resume(args: argparse.Namespace, out: Path, changes: Changes) -> int:
     """`cutlayer resume` of a run that served."""
     needs("net")
-    from cutlayer import hosting
+    from cutlayer.experiment import server_directory
 
     _page(args)
     with console.status(f"reading {out}"):
-        experiment, service = hosting.resume(out, changes)
+        experiment, service = server_directory.resume(out, changes)
     return attend(experiment, service, args)
 
 
@@ -109,7 +112,7 @@ def _page(args: argparse.Namespace) -> None:
         page.check(args.ui)
     if args.metrics is not None:
         needs("metrics")
-        from cutlayer.net import free
+        from cutlayer.network.transport import free
 
         free("metrics", args.metrics)
 
@@ -134,10 +137,10 @@ def join(args: argparse.Namespace) -> int:
     needs("net")
     from torch.nn import functional
 
-    from cutlayer import inputs
-    from cutlayer.guest import Guest
-    from cutlayer.joining import Joining
-    from cutlayer.terms import Limits
+    from cutlayer.engine import inputs
+    from cutlayer.experiment.client_data import Guest
+    from cutlayer.network.client.loop import Joining
+    from cutlayer.network.protocol.settings import Limits
 
     given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
     for name, value in given.items():

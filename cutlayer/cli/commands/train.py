@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlayer import checkpoint, comparison, description, effects, store
-from cutlayer import compare as comparing
-from cutlayer import config as text
 from cutlayer.cli import flags, progress
-from cutlayer.cli.commands import plan
-from cutlayer.cli.commands.plan import Origins
+from cutlayer.cli.commands import plan, serve
+from cutlayer.cli.commands.plan import Origins, configured
+from cutlayer.cli.commands.report import show
 from cutlayer.cli.output import console
-from cutlayer.comparison import Comparison
-from cutlayer.config import Config
-from cutlayer.description import Changes
-from cutlayer.errors import ContractError, RankLost, StoreError
-from cutlayer.experiment import Experiment
-from cutlayer.files import as_path
-from cutlayer.lock import Lock
-from cutlayer.methods import Method, method
-from cutlayer.presets import preset
-from cutlayer.report import page, table
-from cutlayer.report.table import duration
+from cutlayer.core.files import as_path
+from cutlayer.core.lock import Lock
+from cutlayer.errors import ContractError, RankLost
+from cutlayer.experiment import checkpoint, comparison, description, effects, run_directory
+from cutlayer.experiment import compare as comparing
+from cutlayer.experiment import config as text
+from cutlayer.experiment.comparison import Comparison
+from cutlayer.experiment.description import Changes
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.methods import Method, method
+from cutlayer.experiment.presets import preset
 
 USUAL = ("fedavg", "fedavgm", "sflv1", "sflv2", "smofi-full")
-
-
-def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[Config, Path, Origins]:
-    """The config of a run, from a preset (`without` some fields) or a file, and from flags; where it goes; and where
-    its values come from."""
-    chosen = getattr(args, "method", None)
-    if args.preset and args.config:
-        raise ContractError("--preset and --config: give one of them")
-    if chosen and not args.preset:
-        raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
-    base = flags.resolved(text.read(as_path("config", args.config))) if args.config else {}
-    base.pop(description.TABLE, None)  # how a run was served is no part of what it trains
-    if args.preset:
-        given = preset(args.preset)
-        whole = text.merge(given.comparison.base, given.method(chosen).changes)
-        base = {key: value for key, value in whole.items() if key not in without}
-    values = flags.config_values(args)
-    config = text.parse(text.merge(base, values))
-    origins = Origins(plan.names(values), tuple(base), args.preset or args.config)
-    out = as_path("out", args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
-    return config, out, origins
 
 
 def run(args: argparse.Namespace) -> int:
@@ -162,7 +137,7 @@ def _all_used(values: dict[str, Any], both: Comparison) -> None:
 def _train_all(both: Comparison, out: Path, args: argparse.Namespace, lock: Lock) -> int:
     progress.follow_all(comparing.train_all(both, out, args.jobs, lock), args.quiet)
     show(out, args.quiet)
-    summaries = [store.read_summary(comparison.folder(out, m, seed)) for m, seed in both.runs()]
+    summaries = [run_directory.read_summary(comparison.folder(out, m, seed)) for m, seed in both.runs()]
     return 3 if all(summary and summary["status"] == "diverged" for summary in summaries) else 0
 
 
@@ -175,50 +150,7 @@ def resume(args: argparse.Namespace) -> int:
         both, lock = comparing.resume(out, changes)
         return _train_all(both, out, args, lock)
     if description.serves(out, checkpoint.config(out)):
-        from cutlayer.cli.commands import serve  # it builds on this module
-
         return serve.resume(args, out, changes)
     with console.status(f"reading {out}"):
         experiment = Experiment.resume(out, changes=changes)
     return _train(experiment, args.quiet, None)
-
-
-def report(args: argparse.Namespace) -> int:
-    return show(as_path("folder", args.folder), args.quiet, args.json)
-
-
-def _result(summary: dict[str, Any]) -> str:
-    """One finished run, in a few lines."""
-    best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
-    simulated = f"; simulated {duration(summary['sim_seconds'])}" if summary.get("sim_seconds") else ""
-    tested = f"in round {summary['best_round']} of {summary['rounds']}"
-    if summary["best_round"] is None:
-        tested = f"after {summary['rounds']} rounds: never tested"
-    mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
-    return (
-        f"best accuracy   {best} {tested}\n"
-        f"final accuracy  {final}; {mib:.1f} MiB sent\n"
-        f"time            {summary['seconds']:.1f} seconds{simulated}\n"
-        f"weights         sha256 {summary.get('sha256', '-')}"
-    )
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
-
-
-def show(out: Path, quiet: bool, as_json: bool = False) -> int:
-    """The table on the terminal, and the files beside the run."""
-    if not out.is_dir():
-        raise StoreError(f"{out}: no such folder")
-    figures, files = page.write(out)
-    summary = store.read_summary(out)
-    if as_json:
-        print(json.dumps({**json.loads(table.for_json(figures)), "summary": summary}, indent=1))
-    elif not quiet:
-        if summary is None:
-            console.print(table.for_terminal(figures))
-        else:
-            console.print(_result(summary), soft_wrap=True, markup=False)
-        console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True, markup=False)
-    return 0

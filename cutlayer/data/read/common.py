@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.core.files import reached
 from cutlayer.data.rows import Bundle, Labels, Owners, Rows, none_of, numbered
 from cutlayer.errors import ContractError, expect, is_whole
-from cutlayer.files import reached
 
 CLASSES = "classes, as whole numbers or names; numbers to predict can be trained from Python, not from the command line"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cutlayer.core.sealed import parsed
 from cutlayer.data.read.common import content, files
 from cutlayer.errors import ContractError, expect
-from cutlayer.sealed import parsed
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cutlayer.core.sealed import parsed
 from cutlayer.data.read import image, logmel, text, wav
 from cutlayer.data.read.common import CLASSES, checked
 from cutlayer.data.read.tables import column, encoded, schema, shards, table
 from cutlayer.data.rows import Labels, Owners, numbered
 from cutlayer.errors import ContractError, expect
-from cutlayer.sealed import parsed
 
 __all__ = ["audio", "class_names", "images", "labels", "owners", "shards", "table", "texts", "values", "windows"]
 

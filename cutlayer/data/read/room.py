@@ -6,7 +6,7 @@ more than 1 GiB and more than a hundred times the file it comes from, as no meas
 
 from __future__ import annotations
 
-from cutlayer import heap
+from cutlayer.core import heap
 from cutlayer.errors import expect
 
 TIMES, FREELY = 100, 2**30

@@ -1,0 +1,56 @@
+"""`cutlayer report`: the result of a run or of a comparison."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from cutlayer.cli.output import console
+from cutlayer.core.files import as_path
+from cutlayer.errors import StoreError
+from cutlayer.experiment import run_directory
+from cutlayer.report import page, table
+from cutlayer.report.table import duration
+
+
+def run(args: argparse.Namespace) -> int:
+    return show(as_path("folder", args.folder), args.quiet, args.json)
+
+
+def _result(summary: dict[str, Any]) -> str:
+    """One finished run, in a few lines."""
+    best, final = (_percent(summary[key]) for key in ("best_accuracy", "final_accuracy"))
+    simulated = f"; simulated {duration(summary['sim_seconds'])}" if summary.get("sim_seconds") else ""
+    tested = f"in round {summary['best_round']} of {summary['rounds']}"
+    if summary["best_round"] is None:
+        tested = f"after {summary['rounds']} rounds: never tested"
+    mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
+    return (
+        f"best accuracy   {best} {tested}\n"
+        f"final accuracy  {final}; {mib:.1f} MiB sent\n"
+        f"time            {summary['seconds']:.1f} seconds{simulated}\n"
+        f"weights         sha256 {summary.get('sha256', '-')}"
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def show(out: Path, quiet: bool, as_json: bool = False) -> int:
+    """The table on the terminal, and the files beside the run."""
+    if not out.is_dir():
+        raise StoreError(f"{out}: no such folder")
+    figures, files = page.write(out)
+    summary = run_directory.read_summary(out)
+    if as_json:
+        print(json.dumps({**json.loads(table.for_json(figures)), "summary": summary}, indent=1))
+    elif not quiet:
+        if summary is None:
+            console.print(table.for_terminal(figures))
+        else:
+            console.print(_result(summary), soft_wrap=True, markup=False)
+        console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True, markup=False)
+    return 0

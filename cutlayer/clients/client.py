@@ -1,0 +1,203 @@
+"""A client: open, forward, backward, close. The same object in every runtime; it never knows the scheme."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cutlayer.clients.messages import (
+    Address,
+    CutGrad,
+    FeatureGrad,
+    Features,
+    Live,
+    Momentum,
+    Plan,
+    Report,
+    Smashed,
+    Square,
+)
+from cutlayer.core.randomness import address, forward_randomness, rng
+from cutlayer.core.threads import Workers
+from cutlayer.data.schedule import Indices
+from cutlayer.data.source import Source
+from cutlayer.nn.flat import Rows, Vectors, differentiate
+from cutlayer.nn.nested import Inputs, ordered
+from cutlayer.optim.local import clip, clips, joint, regularise, squared
+from cutlayer.optim.optimizers import Memory, Moments
+from cutlayer.optim.step import descend
+
+
+@dataclass
+class Seat:
+    """Where a client computes: one row of a front's weights and of its optimizer's memory."""
+
+    rows: Rows
+    memory: Memory
+    index: int
+
+
+class Client:
+    """Trains a front on data that never leaves it."""
+
+    def __init__(self, id: int, source: Source) -> None:
+        self.id = id
+        self.source = source
+
+    def open(self, plan: Plan, seat: Seat) -> None:
+        """Begin a round: with the weights and memory of the plan, or with those it kept, or with empty memory."""
+        self.plan, self.seat, self.taken, self.tried = plan, seat, 0, 0
+        self.clipped: int | Tensor = 0
+        own = plan.own
+        start = plan.start or Vectors(own["w"], own["b"], own["i"])
+        seat.rows.put(seat.index, start)
+        self.w0 = start.w.to(seat.rows.w.device)
+        if plan.memory is not None:
+            seat.memory.put(seat.index, plan.memory)
+        elif "t" in own:
+            seat.memory.put(seat.index, Moments.read(own))
+        else:
+            seat.memory.reset(seat.index)
+        self.place = int(own["place"]) if "place" in own else 0
+        self._batches: Iterator[Indices] = plan.feed.batches(len(self.source), plan.address.round, self.id, self.place)
+        self._next: Indices | None = None
+        self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
+        self.waits = False  # for that gradient
+        self.turned = False  # where labels stay: this step has been through the last block
+
+    def next(self) -> Indices:
+        """The rows of the next step."""
+        if self._next is None:
+            self._next = next(self._batches)
+        return self._next
+
+    def begin(self) -> None:
+        """The next step is under way."""
+        self._next, self.waits, self.turned = None, True, False
+
+    def batch(self) -> tuple[Inputs, Tensor]:
+        """The samples of the next step, which is now under way."""
+        plan, device, rows = self.plan, self.seat.rows.half.device, self.next()
+        self.begin()
+        draw = functools.partial(rng, plan.feed.seed, plan.address.round, self.id, f"augment/{self.taken}")
+        x, y = self.source.take(rows, device, draw)
+        return ordered(x, self.seat.rows.half.images), y
+
+    def live(self) -> Live:
+        """The next step's smashed data with their graph."""
+        x, y = self.batch()
+        rows, where = self.seat.rows, self.here()
+        seed, drawn = self.plan.feed.seed, rows.half.style.randomness
+        with torch.enable_grad():
+            with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
+                a = rows.forward(self.seat.index, x)
+            return Live(self.noisy(a), y, rows.leaves(self.seat.index))
+
+    def forward(self) -> Smashed:
+        """The next step's smashed data."""
+        self._a, y, _ = self.live()
+        return self.sent(self._a.detach(), y)
+
+    def sent(self, a: Tensor, y: Tensor) -> Smashed:
+        """Labels travel with the smashed data, or stay for `turn`."""
+        self._y = y
+        return Smashed(self.here(), a, y if self.plan.loss is None else None)
+
+    def turn(self, features: Features) -> FeatureGrad | None:
+        """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
+        plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
+        if plan.loss is None or not self.waits or self.turned or features.address != where:
+            return None
+        self.turned = True
+        z = features.z.detach().to(rows.half.device).requires_grad_()
+        drawn = rows.half.style.randomness
+        with torch.enable_grad():
+            with forward_randomness(drawn, plan.feed.seed, where.round, self.id, where.step, "last"):
+                loss = plan.loss(rows.forward(j, z.clone(), stage=1), self._y)
+            (grad,) = differentiate(loss, [rows.leaves(j, 1)], inputs=[z])
+        return FeatureGrad(where, grad)
+
+    def backward(self, reply: CutGrad) -> Square | None:
+        """Go on from the gradient at the cut: the front's gradient, and its own optimizer's step.
+
+        What it sends back is its half of a joint norm, where the plan's local rule has one.
+        """
+        if not self.asked(reply):
+            return None
+        seat, plan, own = self.seat, self.plan, torch.zeros((), dtype=torch.float64)
+        self.receive(reply)
+        w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
+        if plan.local is not None and clips(plan.local):
+            regularise(plan.local, plan.optimizer, g, w, self.w0)
+            own = squared(g)
+            self.tried += 1
+            whole = own if reply.square is None else own + reply.square.to(own.device)
+            self.clipped = self.clipped + clip(plan.local, g, whole)
+        descend(ALONE, plan.local, plan.optimizer, seat.rows, seat.memory, [seat.index], self.w0, plan.eta)
+        self.stepped()
+        return Square(reply.address, own) if joint(plan.local) else None
+
+    def receive(self, reply: CutGrad) -> None:
+        """The front's gradient from the one at the cut, unless it is there already."""
+        if reply.grad is not None and self._a is not None:
+            differentiate(self._a, [self.seat.rows.leaves(self.seat.index)], reply.grad)
+
+    @property
+    def smashed(self) -> Tensor:
+        """What it has sent, and waits for the gradient of."""
+        assert self._a is not None, "nothing is under way"
+        return self._a
+
+    def asked(self, reply: CutGrad) -> bool:
+        """Whether this answers its last step: a doubled or stale reply changes nothing."""
+        return self.waits and reply.address == self.here()
+
+    def stepped(self) -> None:
+        """A step is over."""
+        self._a, self.waits = None, False
+        self.taken += 1
+
+    def momentum(self) -> Momentum:
+        """Its optimizer's moments as they are now."""
+        return Momentum(self.here(), self.seat.memory.get(self.seat.index).m)
+
+    def adopt(self, fused: Momentum) -> None:
+        """Take these moments over."""
+        if fused.address == self.here():
+            self.seat.memory.put(self.seat.index, Moments(fused.m, self.seat.memory.t[self.seat.index]))
+
+    def close(self) -> Report:
+        """End the round and hand in the front."""
+        plan, seat = self.plan, self.seat
+        return Report(
+            plan.address,
+            seat.rows.row(seat.index),
+            len(self.source),
+            seat.memory.get(seat.index),
+            self.place + self.taken,
+            self.tried,
+            int(self.clipped),
+            plan.keeps_half,
+            plan.shares_memory,
+        )
+
+    def noisy(self, a: Tensor) -> Tensor:
+        """Each sample's activations plus Gaussian noise whose expected norm is `noise` times theirs."""
+        if not self.plan.noise or not a.is_floating_point():
+            return a
+        generator = torch.Generator()
+        use = f"noise/{self.taken}"
+        generator.manual_seed(address(self.plan.feed.seed, self.plan.address.round, self.id, use))
+        z = torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a.device)
+        rms = a.detach().flatten(1).square().mean(dim=1).sqrt()
+        return a + self.plan.noise * rms.reshape(-1, *[1] * (a.ndim - 1)) * z
+
+    def here(self) -> Address:
+        return Address(self.plan.address.round, self.id, self.taken, self.plan.address.attempt)
+
+
+ALONE = Workers()

@@ -1,0 +1,57 @@
+"""The clients of a round, wherever they live: the only seam between an algorithm and a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from cutlayer.clients.messages import Attached, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
+from cutlayer.clients.waves import Wave
+from cutlayer.errors import RoundAbandoned
+
+
+class Cohort(Protocol):
+    """Executes waves. What does not arrive in time is left out; the round goes on without it."""
+
+    def open(self, plans: Sequence[Plan]) -> None:
+        """Begin a round with these clients, or (where the front is relayed) one client's turn in it."""
+
+    def gather(self, wave: Wave) -> Sequence[Smashed | Attached]:
+        """One step forward of each client of the wave."""
+
+    def turn(self, features: Sequence[Features]) -> Sequence[FeatureGrad]:
+        """Through the clients' last blocks and back, where labels stay with them."""
+
+    def scatter(self, replies: Sequence[CutGrad]) -> Sequence[Square]:
+        """The gradients at the cut, back to their clients; the answers, where the plan's local rule asks for some."""
+
+    def momenta(self, clients: Sequence[int]) -> Sequence[Momentum]:
+        """The optimizer's moments of these clients, after a step."""
+
+    def adopt(self, fused: Sequence[Momentum]) -> None:
+        """Moments for clients to go on with."""
+
+    def close(self, clients: Sequence[int]) -> Sequence[Report]:
+        """The trained fronts of these clients."""
+
+
+class Muster(NamedTuple):
+    """Who could take part in a round, how many are to be selected, and how many must finish it for it to count."""
+
+    there: Sequence[int]
+    select: int
+    quorum: int = 1
+
+
+@runtime_checkable
+class Comes(Protocol):
+    """Clients that come and go as they like."""
+
+    def muster(self, n: int) -> Muster:
+        """Wait until there are enough for a round."""
+
+    def again(self, error: RoundAbandoned, attempt: int) -> None:
+        """A round did not count. It will be tried again, unless this raises."""
+
+    def faults(self) -> tuple[str, ...]:
+        """What went wrong since this was last asked, and with whom."""

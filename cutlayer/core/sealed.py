@@ -1,0 +1,127 @@
+"""Files that know whether they are whole: JSON and tensors, each with a checksum of what it says.
+
+Nothing that was written is used again without a look at its seal: a flipped bit is an error with a name, never another
+number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from cutlayer.core.files import write_aside
+from cutlayer.errors import StoreError
+
+SEAL = "seal"
+LENGTH = 8  # bytes at the head of a safetensors file, which say how long its header is
+
+
+def parsed(content: bytes | str) -> Any:
+    """JSON as plain values. A ValueError for whatever is none, also for what is nested too deeply to read."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def seal(values: Mapping[str, Any], indent: int | None = 1) -> str:
+    """JSON with a checksum in it."""
+    return json.dumps({**values, SEAL: _checksum(values)}, indent=indent, allow_nan=False)
+
+
+def unseal(content: bytes | str, older: bool = False) -> dict[str, Any]:
+    """What was sealed; a ValueError where it is not what it was. `older`: versions that sealed nothing wrote it too."""
+    values = parsed(content)
+    if not isinstance(values, dict):
+        raise ValueError(f"expected an object, not {type(values).__name__}")
+    if SEAL not in values and older:
+        return values
+    if SEAL not in values:
+        raise ValueError("it has no checksum")
+    if values.pop(SEAL) != _checksum(values):
+        raise ValueError("it does not match its checksum")
+    return values
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    plain = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()[:32]
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    """The values of a tensor, little-endian, in row-major order."""
+    array = (
+        tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        if tensor.numel()
+        else torch.empty(0, dtype=torch.uint8)
+    )
+    return array.numpy().tobytes()
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over the sorted names and the little-endian bytes: one number for all the weights."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        sha.update(name.encode())
+        sha.update(tensor_bytes(tensors[name]))
+    return sha.hexdigest()
+
+
+def pack(tensors: Mapping[str, Tensor], words: Mapping[str, str] = {}) -> bytes:
+    """A safetensors file with a few words, and a checksum of both."""
+    named = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = save_tensors(named)
+    start = LENGTH + int.from_bytes(plain[:LENGTH], "little")
+    said = {"__metadata__": {**words, SEAL: _sealed(named, words)}}  # safetensors would put them in any order
+    header = json.dumps({**said, **json.loads(plain[LENGTH:start])}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % LENGTH)
+    return len(header).to_bytes(LENGTH, "little") + header + plain[start:]
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> None:
+    """A state dict, whose tensors may share their memory, as such a file."""
+    write_aside(path, pack({name: tensor.detach().clone() for name, tensor in tensors.items()}, words))
+
+
+def unpack(content: bytes, older: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and words of `pack`; a StoreError where they are not what they were. `older`: others, and versions that
+    sealed nothing, wrote such files too."""
+    words = _words(content)
+    try:
+        tensors = load_tensors(content)
+    except SafetensorError as error:
+        raise StoreError(f"damaged: {error}") from error
+    if SEAL not in words and older:
+        return tensors, words
+    if words.pop(SEAL, None) != _sealed(tensors, words):
+        raise StoreError("damaged: it does not match its checksum")
+    return tensors, words
+
+
+def seal_of(content: bytes) -> str:
+    """The checksum that a file of `pack` carries."""
+    return _words(content).get(SEAL, "")
+
+
+def _words(content: bytes) -> dict[str, str]:
+    """The words in the header of a safetensors file, the checksum among them."""
+    try:
+        size = int.from_bytes(content[:LENGTH], "little")
+        words: dict[str, str] = dict(parsed(content[LENGTH : LENGTH + size]).get("__metadata__", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(f"damaged: {error}") from error
+    return words
+
+
+def _sealed(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> str:
+    shapes = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+    return _checksum({"words": dict(words), "tensors": shapes, "values": digest(tensors)})

@@ -1,0 +1,87 @@
+"""Which samples a client takes, step by step: batches of a round, drawn at the address (seed, round, client)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cutlayer.core.randomness import rng
+from cutlayer.errors import expect, is_whole
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The rule of a run: T_j = E * floor(|D_j| / B), each epoch in a new order, the incomplete batch dropped.
+
+    `steps` overrides `epochs`: the loader wraps, in a new order each time, until that many steps are done.
+    `last_batch="keep"` keeps the incomplete batch; `small_client="one_batch"` gives a client with fewer than B
+    samples one batch of all of them per epoch instead of skipping it; None: it is skipped, but with `steps` and
+    not `onward` it gets one batch.
+    `onward`: a client's loader goes on where its last round ended, instead of beginning anew each round.
+    """
+
+    batch_size: int = 32
+    epochs: int = 5
+    steps: int | None = None
+    shuffle: bool = True
+    last_batch: Literal["drop", "keep"] = "drop"
+    small_client: Literal["skip", "one_batch"] | None = None
+    seed: int = 0
+    onward: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("batch_size", "epochs", "steps"):
+            value = getattr(self, field)
+            name = {"epochs": "local_epochs", "steps": "local_steps"}.get(field, field)
+            whole = is_whole(value) and value >= 1
+            expect(whole or (field == "steps" and value is None), name, value, "a whole number, at least 1")
+        expect(self.last_batch in ("drop", "keep"), "last_batch", self.last_batch, "'drop' or 'keep'")
+        known = self.small_client in (None, "skip", "one_batch")
+        expect(known, "small_client", self.small_client, "'skip' or 'one_batch'")
+
+    def per_epoch(self, samples: int) -> int:
+        """Batches in one pass over `samples` rows."""
+        if 0 < samples < self.batch_size:
+            fixed = self.steps is not None and not self.onward
+            one = self.small_client == "one_batch" or (self.small_client is None and fixed)
+            return int(self.last_batch == "keep" or one)
+        full, rest = divmod(samples, self.batch_size)
+        return full + int(rest > 0 and self.last_batch == "keep")
+
+    def smallest(self, samples: int) -> int:
+        """The size of the smallest batch, two at most: what batch norm may be asked to work with."""
+        rest = samples % self.batch_size if self.last_batch == "keep" or samples < self.batch_size else 0
+        return min(2, self.batch_size, rest or self.batch_size)
+
+    def epochs_of(self, samples: int) -> list[int]:
+        """The steps of each pass of a round; their sum is T_j, and none at all means the client is skipped."""
+        each = self.per_epoch(samples)
+        if each == 0:
+            return []
+        if self.steps is None:
+            return [each] * self.epochs
+        full, rest = divmod(self.steps, each)
+        return [each] * full + [rest] * (rest > 0)
+
+    def total(self, samples: int) -> int:
+        """T_j, however large: nothing is made for it."""
+        each = self.per_epoch(samples)
+        return 0 if each == 0 else each * self.epochs if self.steps is None else self.steps
+
+    def batches(self, samples: int, round: int, client: int, place: int = 0) -> Iterator[Indices]:
+        """The row indices of each step of a round; `place`: the batches taken in earlier rounds, for `onward`."""
+        each, total = self.per_epoch(samples), self.total(samples)
+        first, round = (place, 0) if self.onward else (0, round)
+        for k in range(first, first + total):
+            epoch, step = divmod(k, each)
+            if step == 0 or k == first:
+                order = np.arange(samples)
+                if self.shuffle:
+                    order = rng(self.seed, round, client, f"batches/{epoch}").permutation(samples)
+            yield order[step * self.batch_size : (step + 1) * self.batch_size]

@@ -1,0 +1,1 @@
+"""A training run: rounds, their records and their state."""

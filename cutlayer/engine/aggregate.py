@@ -1,0 +1,185 @@
+"""The end of a round: halves are averaged and updated, and what lives on is gathered from wherever it is.
+
+p_j   |D_j| / sum of |D_i| over the clients that reported        W_bar   sum_j p_j W_j
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cutlayer.clients.messages import Report
+from cutlayer.core.group import Team
+from cutlayer.engine.records import Global
+from cutlayer.engine.setup import Setup
+from cutlayer.engine.spill import Parcel
+from cutlayer.errors import Diverged
+from cutlayer.nn.flat import Vectors
+from cutlayer.optim.averaging import Mean, average, drift
+from cutlayer.optim.optimizers import Moments, rate
+from cutlayer.optim.update import buffers_of
+from cutlayer.schemes.base import Closed
+from cutlayer.schemes.server import Server
+
+
+class Closing:
+    """Takes what groups of clients end with, one group after another (usually there is one), then ends the round.
+
+    `sizes`: |D_j| of all clients of the round where their reports come in `several` groups or at several ranks, so that
+    p_j is known before the last has come; None: those that reported.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        state: Global,
+        n: int,
+        cut: int,
+        server: Server,
+        team: Team,
+        sizes: Sequence[int] | None,
+        several: bool,
+    ) -> None:
+        self.setup, self.state, self.n, self.server, self.team, self.several = setup, state, n, server, team, several
+        self.W_c, self.W_s = state.W.split(setup.offsets[cut])
+        self.uniform = getattr(setup.update, "weights", "samples") == "uniform"
+        self.total = None if sizes is None else sum(1 if self.uniform else size for size in sizes)
+        workers = setup.backend.workers
+        self.mean_c, self.mean_s = Mean(self.W_c, workers, team), Mean(self.W_s, workers, team)
+        self.reports: list[Report] = []
+        self.made: dict[str, Mapping[str, Tensor]] = {}
+        self.drift: tuple[float | None, float | None] = (None, None)
+
+    def add(self, close: Callable[[], Closed], reports: Sequence[Report]) -> None:
+        """A group's halves. Both halves of a client are averaged, or neither."""
+        if not reports and self.team.size == 1:
+            return
+        closed = close()
+        s, clients = self.setup, [report.address.client for report in reports]
+        weights = [1 if self.uniform else report.samples for report in reports]
+        p = _shares(weights, self.total)
+        p_c = p if closed.weights is None else _shares([closed.weights[j] for j in clients], None)
+        ends = [report.end for report in reports if report.end is not None]
+        self.fronts = ends if len(ends) == len(reports) else []  # halves that are kept on other machines stay there
+        one = isinstance(closed.halves, Vectors)
+        self.backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
+        self.mean_s.add(self.backs, [1.0] if one else p)
+        relayed = s.scheme.carry == "relay"
+        known = bool(self.fronts) or self.team.size > 1  # among ranks, one may have nothing to add
+        if known:
+            self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
+        self.made |= self._parcels(closed, reports, p)
+        self.reports += reports
+        if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
+            drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.team) if known else None
+            self.drift = (
+                0.0 if relayed else drift_c,
+                0.0 if one else drift(self.backs, self.mean_s.value, s.backend.workers, self.team),
+            )
+
+    def end(self) -> Global:
+        """Average, update, and gather what lives on."""
+        s, n, state = self.setup, self.n, self.state
+        self._without_the_lost()
+        W_bar_c, W_bar_s = self.mean_c.value, self.mean_s.value
+        momentum = dict(state.update)
+        eta_c, eta_s = rate(s.optimizer, n), rate(s.server_optimizer, n)
+        if s.scheme.carry == "keep":  # the update acts on what is averaged: the server half
+            w_s = s.update(self.W_s.w, W_bar_s.w, momentum, eta_s)
+            halves = zip(self.W_c, W_bar_s._replace(w=w_s), strict=True)
+            W = Vectors(*(torch.cat(pair) for pair in halves))
+        else:
+            W_bar = Vectors(*(torch.cat(pair) for pair in zip(W_bar_c, W_bar_s, strict=True)))
+            eta = eta_c if eta_c == eta_s else _by_half(W_bar.w, len(self.W_c.w), eta_c, eta_s)
+            W = W_bar._replace(w=s.update(state.W.w, W_bar.w, momentum, eta))
+        self._check_finite(W)
+        clients = [j for some in self.team.everyones([r.address.client for r in self.reports]) for j in some]
+        turns = {**state.turns, **{j: state.turns.get(j, 0) + 1 for j in clients}}
+        kept = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
+        return Global(n, W, momentum, {**kept, **self._everybodys(self.made)}, turns)
+
+    def _without_the_lost(self) -> None:
+        """p_j was taken of all clients of the round, and some have not reported."""
+        reported = sum(self.team.everyones(sum(1 if self.uniform else report.samples for report in self.reports)))
+        if self.total is not None and reported != self.total:
+            for mean in (self.mean_c, self.mean_s):
+                mean.scale(self.total / reported)
+
+    def _everybodys(self, made: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Parcel]:
+        """The parcels of all ranks: any client may be at any of them in the next round."""
+        if self.team.size > 1:
+            flat = {f"{owner}//{name}": tensor for owner, named in made.items() for name, tensor in named.items()}
+            gathered: dict[str, dict[str, Tensor]] = {}
+            for found in self.team.all_tensors(flat):
+                for key, tensor in found.items():
+                    owner, _, name = key.rpartition("//")
+                    gathered.setdefault(owner, {})[name] = tensor
+            made = gathered
+        return {owner: Parcel(self.n, tensors) for owner, tensors in made.items()}
+
+    def _parcels(
+        self, closed: Closed, reports: Sequence[Report], p: Sequence[float]
+    ) -> dict[str, Mapping[str, Tensor]]:
+        """What the round leaves besides the weights, by owner."""
+        s, server = self.setup, self.server
+        made: dict[str, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
+        if closed.kept:
+            made["scheme"] = {name: tensor.clone() for name, tensor in closed.kept.items()}
+        keeps = s.scheme.carry == "keep"
+        for report in reports if keeps or s.persists else ():
+            own = report.own(keeps, s.persists)
+            made[f"client/{report.address.client}"] = own or {"round": torch.tensor(self.n)}  # it is with the client
+        if buffers_of(s.update) == "average":
+            made["momentum"] = self._momentum(reports, p).named()
+        return made
+
+    def _momentum(self, reports: Sequence[Report], p: Sequence[float]) -> Moments:
+        """The mean of whole models' optimizer memory."""
+        server, none = self.server, torch.empty(0)
+        here = [j for j in server.samples if j in {report.address.client for report in reports}]
+        first = list(server.samples).index(here[0]) if here and self.team.size > 1 else 0
+        rows = {j: r - first for r, j in enumerate(server.samples)}
+        theirs = [(report.memory, report.address.client) for report in reports]
+        pairs = [(memory, server.moments(rows[j])) for memory, j in theirs if memory is not None]
+        m = []
+        for i in range(len(self.setup.optimizer.betas)):
+            halves = []
+            for side, like in enumerate((self.W_c.w, self.W_s.w)):
+                known = [Vectors(pair[side].m[i], none, none.long()) for pair in pairs]
+                empty = Vectors(like, none, none.long())
+                halves.append(average(known, p, empty, self.setup.backend.workers, self.team).w)
+            m.append(torch.cat(halves))
+        t = max((half.t for pair in pairs for half in pair), default=0)
+        return Moments(tuple(m), max(self.team.everyones(t)))
+
+    def _check_finite(self, W: Vectors) -> None:
+        keeps = self.setup.scheme.carry == "keep"
+        if _finite([W]) and all(self.team.everyones(not keeps or _finite(self.fronts))):
+            return
+        backs = self.backs * len(self.fronts) if len(self.backs) == 1 else self.backs
+        clients = [report.address.client for report in self.reports][-len(self.fronts) :]
+        pairs = zip(clients, self.fronts, backs, strict=True)
+        who = next((j for j, *halves in pairs if not _finite(halves)), None)
+        found = [j for j in self.team.everyones(who) if j is not None]
+        whose = f" of client {found[0]}" if found else ""
+        raise Diverged(f"round {self.n}: the weights{whose} are no longer finite, {self.setup.rates(self.n)}")
+
+
+def _shares(weights: Sequence[float], total: float | None) -> list[float]:
+    total = sum(weights) if total is None else total
+    return [weight / total for weight in weights]
+
+
+def _by_half(like: Tensor, at: int, eta_c: float, eta_s: float) -> Tensor:
+    """A learning rate for each weight."""
+    eta = torch.full_like(like, eta_s)
+    eta[:at] = eta_c
+    return eta
+
+
+def _finite(halves: Sequence[Vectors]) -> bool:
+    """A finite sum has finite terms; another sum may have them too."""
+    return all(math.isfinite(float(half.w.sum())) or bool(torch.isfinite(half.w).all()) for half in halves)

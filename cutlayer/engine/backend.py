@@ -1,0 +1,130 @@
+"""How clients are simulated: one at a time (`loop`), or those of a step in one graph (`stacked`), on the same state.
+
+`auto` follows a fixed rule, never a timing, so that a run is the same wherever it is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer.core.randomness import OwnRandomness, Randomness
+from cutlayer.core.threads import Workers
+from cutlayer.errors import expect, is_whole, unknown
+from cutlayer.nn.cut import Layout, blocks_of
+from cutlayer.nn.flat import Vectors, half
+from cutlayer.nn.macs import Shape
+from cutlayer.nn.nested import Inputs, each
+from cutlayer.nn.stacked import SIZE, Loss, unstackable
+
+BACKENDS = ("auto", "loop", "stacked")
+# Measured with `cutlayer bench` on two CPU cores: a step this small costs more in calls than in arithmetic.
+SMALL_MODEL = 200_000  # parameters
+SMALL_STEP = 8_000_000  # MACs of a batch, forward
+GPU_STACK = 256
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The choice, and why."""
+
+    name: str = "loop"
+    why: str = "as asked"
+    front: str | None = None  # why the client half cannot be stacked
+    back: str | None = None  # and the server half
+    size: int = 1  # clients in one graph
+    workers: Workers = field(default_factory=Workers)
+    randomness: Randomness = "own"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        threads = "1 thread" if self.workers.n == 1 else f"{self.workers.n} threads"
+        parts = [f"{self.name} ({self.why}), {threads}"]
+        for side, reason in (("client", self.front), ("server", self.back)):
+            if self.name == "stacked" and reason is not None:
+                parts.append(f"the {side} half is not stacked: {reason}")
+        return "; ".join(parts)
+
+
+def choose(
+    asked: str,
+    threads: int,
+    model: nn.Module,
+    W: Vectors,
+    cuts: tuple[int, int],
+    layout: Layout,
+    shape: Shape,
+    x: Inputs,
+    y: Tensor,
+    loss: Loss,
+    batch_size: int,
+    together: bool,
+    autocast: bool,
+    device: torch.device,
+) -> Backend:
+    """The backend for a model and its batches; `together`: whether the scheme's clients step side by side."""
+    if asked not in BACKENDS:
+        raise unknown("backend", asked, BACKENDS)
+    expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
+    drawn, loss_draws = _drawn(model, x, y, loss, device)
+    workers = Workers(threads)
+    small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
+    if not together:
+        return Backend("loop", "clients step one after another", workers=workers, randomness=drawn)
+    if asked == "loop" or (asked == "auto" and not small and device.type == "cpu"):
+        why = "as asked" if asked == "loop" else "the model is not small"
+        return Backend("loop", why, workers=workers, randomness=drawn)
+    front, back = _reasons(model, W, cuts, layout, x, autocast, device)
+    if loss_draws:
+        front = back = front or back or "the loss draws random numbers"
+    if (front and back) or (asked == "auto" and (front or back)):
+        return Backend("loop", f"not stackable: {front or back}", front, back, workers=workers, randomness=drawn)
+    why = "as asked" if asked == "stacked" else "the model is small" if small else "on a GPU"
+    size = SIZE if device.type == "cpu" else GPU_STACK
+    return Backend("stacked", why, front, back, size, workers, drawn)
+
+
+def cores() -> int:
+    """The threads torch would use: OMP_NUM_THREADS, or the cores this process may run on."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), allowed))
+
+
+def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
+    """What the model and the loss draw in training."""
+    return _drawn(model, x, y, loss, device)[0]
+
+
+def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> tuple[Randomness, bool]:
+    """What model and loss draw in training, and whether the loss does."""
+    whole = half(model, range(len(blocks_of(model))), device)
+    with torch.no_grad():
+        with OwnRandomness() as drawn:
+            out = whole(each(x, torch.clone), whole.views(whole.read()))
+        with OwnRandomness() as late:
+            loss(out, y)
+    return "own" if drawn.used or late.used else "none", late.used
+
+
+def _reasons(
+    model: nn.Module,
+    W: Vectors,
+    cuts: tuple[int, int],
+    layout: Layout,
+    x: Inputs,
+    autocast: bool,
+    device: torch.device,
+) -> tuple[str | None, str | None]:
+    """Why either half cannot be stacked; with a cut that is redrawn, the whole model stands for both."""
+    with OwnRandomness(), torch.no_grad():
+        if cuts[0] != cuts[1]:
+            reason = unstackable(half(model, layout.whole, device), W, x, autocast)
+            return reason, reason
+        front, back = (half(model, which(cuts[0]), device) for which in (layout.client, layout.server))
+        W_c, W_s = W.split(front.sizes)
+        a = front(each(x, torch.clone), front.views(W_c.clone()))
+        return unstackable(front, W_c, x, autocast), unstackable(back, W_s, a, autocast)

@@ -1,0 +1,92 @@
+"""What ranks share besides sums: the root's state, its errors, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from cutlayer.core.group import Team
+from cutlayer.engine.records import Global
+from cutlayer.engine.spill import Kept, Parcel
+from cutlayer.errors import CutlayerError, kinds
+from cutlayer.nn.flat import Vectors
+
+T = TypeVar("T")
+
+
+def send(team: Team, state: Global, since: int = -1) -> None:
+    """The root's part: all of it, but only those parcels that are newer than round `since`."""
+    new = {owner: parcel for owner, parcel in state.kept.items() if parcel.version > since}
+    named: dict[str, Tensor] = {f"W//{kind}": v for kind, v in state.W._asdict().items()}
+    named |= {f"update//{name}": tensor for name, tensor in state.update.items()}
+    for owner, parcel in new.items():
+        named |= {f"kept/{owner}//{name}": tensor for name, tensor in parcel.open().items()}
+    words = {
+        "n": state.n,
+        "turns": list(state.turns.items()),
+        "owners": list(state.kept),
+        "versions": {owner: parcel.version for owner, parcel in new.items()},
+    }
+    team.from_root(words, named)
+
+
+def fail(team: Team, error: CutlayerError) -> None:
+    """The root's part when it cannot go on: the others end with the same error."""
+    team.from_root({"failed": [type(error).__name__, str(error)]}, {})
+
+
+def receive(team: Team, kept: Kept) -> Global:
+    """The others' part. `kept`: the parcels that this rank has already."""
+    words, named = team.from_root(None, {})
+    if "failed" in words:
+        kind, text = words["failed"]
+        raise kinds()[kind](text)
+    owners: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in named.items():
+        owner, _, name = key.rpartition("//")
+        owners.setdefault(owner, {})[name] = tensor
+    W, update = Vectors(**owners.pop("W")), owners.pop("update", {})
+    new = {owner: Parcel(v, owners.get(f"kept/{owner}", {})) for owner, v in words["versions"].items()}
+    return Global(words["n"], W, update, _still(words, {**kept, **new}), dict(words["turns"]))
+
+
+def _still(words: Mapping[str, Any], kept: Kept) -> Kept:
+    """Only what the root has too."""
+    return {owner: kept[owner] for owner in words["owners"]}
+
+
+def in_turn(team: Team, make: Callable[[], T]) -> T:
+    """The same made at every rank: at the root first, which leaves what it decodes in the cache for the others. What
+    goes wrong at one goes wrong at all."""
+    made: list[T] = []
+    for turn in (True, False) if team.size > 1 else (True,):
+        failed = None
+        if team.root == turn:
+            try:
+                made.append(make())
+            except CutlayerError as error:
+                failed = error
+        _agree(team, failed)
+    return made[0]
+
+
+def at_root(team: Team, act: Callable[[], T]) -> T | None:
+    """Done at the root alone, while the others wait."""
+    failed, done = None, None
+    if team.root:
+        try:
+            done = act()
+        except CutlayerError as error:
+            failed = error
+    _agree(team, failed)
+    return done
+
+
+def _agree(team: Team, failed: CutlayerError | None) -> None:
+    if team.size == 1 and failed is not None:
+        raise failed
+    for said in team.everyones(None if failed is None else [type(failed).__name__, str(failed)]):
+        if said is not None:
+            raise failed or kinds()[said[0]](said[1])

@@ -1,0 +1,115 @@
+"""Testing: inference mode, large batches; the global model on one test set, or each client's own on its own.
+
+With one test set per client there are three series, each pooled over its clients:
+
+    sampled   the clients of the round          ever   those that ever took part          all   everybody
+
+A client that keeps its half is tested with it (one that never took part, with the half it would start with).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cutlayer.core.group import ALONE, Team
+from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
+from cutlayer.core.threads import Workers
+from cutlayer.data.source import Source
+from cutlayer.engine.metrics import Metric, Outputs, Scores, Series, score, series
+from cutlayer.nn.cut import Layout
+from cutlayer.nn.flat import Half, Vectors, Views, half
+from cutlayer.nn.nested import Inputs, ordered
+
+BATCH = 512
+Front = Callable[[int], Vectors | None]
+Chain = Sequence[tuple[Half, Views, int]]
+
+
+class Evaluator:
+    """Scores weights on test sources. `cut`: where fronts of their own are joined to the server half."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tests: Sequence[Source],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        device: torch.device,
+        layout: Layout,
+        cut: int,
+        per_client: bool,
+        metric: Metric | None = None,
+        workers: Workers | None = None,
+        team: Team = ALONE,
+    ) -> None:
+        self.workers, self.team = workers or Workers(), team
+        self.tests, self.loss, self.per_client, self.metric = tests, loss, per_client, metric
+        self.whole = half(model, layout.whole, device)
+        self.front, self.back = half(model, layout.client(cut), device), half(model, layout.server(cut), device)
+        for part in (self.whole, self.front, self.back):
+            part.train(False)
+
+    @torch.no_grad()
+    def pooled(self, W: Vectors) -> Scores:
+        """The global model on every test row."""
+        chain = [(self.whole, self.whole.views(W), 0)]
+        batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
+        mine = self.workers.map(lambda job: self._batch(*job, chain), self.team.mine(batches))
+        return score(self._everybodys(mine), self.metric)
+
+    @torch.no_grad()
+    def by_client(
+        self, W: Vectors, front: Front, sampled: Collection[int], ever: Collection[int], everybody: bool
+    ) -> Mapping[str, Series]:
+        """The three series (only the first, unless `everybody`); `front(j)`: the half client j kept, if it did."""
+        clients = range(len(self.tests)) if everybody else sorted(sampled)
+        whole = [(self.whole, self.whole.views(W), 0)]
+        back = (self.back, self.back.views(W.split(self.front.sizes)[1]), 0)
+
+        def one(j: int) -> Outputs:
+            own = front(j)
+            if own is None:
+                return self._outputs(self.tests[j], whole)
+            stages = [(self.front, self.front.views(own), stage) for stage in range(len(self.front.stages))]
+            return self._outputs(self.tests[j], [stages[0], back, *stages[1:]])
+
+        outputs = self._everybodys(self.workers.map(one, self.team.mine(clients)))
+        found = dict(zip(clients, outputs, strict=True))
+        groups = {"sampled": sampled, "ever": ever, "all": clients} if everybody else {"sampled": sampled}
+        return {name: series([found[j] for j in sorted(group)], self.metric) for name, group in groups.items()}
+
+    def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
+        """What all ranks found, in order."""
+        if self.team.size == 1:
+            return list(mine)
+        named = {
+            f"{k}/{name}": tensor for k, part in enumerate(mine) for name, tensor in (("out", part.out), ("y", part.y))
+        }
+        losses = self.team.everyones([part.loss for part in mine])
+        return [
+            Outputs(loss, found[f"{k}/out"], found[f"{k}/y"])
+            for found, some in zip(self.team.all_tensors(named), losses, strict=True)
+            for k, loss in enumerate(some)
+        ]
+
+    def _outputs(self, test: Source, chain: Chain) -> Outputs:
+        """All rows of one test set."""
+        found = [self._batch(test, start, chain) for start in range(0, len(test), BATCH)]
+        if not found:
+            return Outputs(0.0, torch.empty(0), torch.empty(0))
+        total = math.fsum(part.loss for part in found)
+        return Outputs(total, torch.cat([part.out for part in found]), torch.cat([part.y for part in found]))
+
+    def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
+        x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
+        out: Inputs = ordered(x, self.whole.images)
+        with OwnRandomness(address(0, 0, EVERYBODY, f"test/{start}")):  # the same in every round
+            for part, views, stage in chain:
+                out = part(out, views, stage)
+            assert isinstance(out, Tensor)
+            loss = float(self.loss(out, y))
+        return Outputs(loss * len(y), out.cpu(), y.cpu())

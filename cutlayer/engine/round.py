@@ -1,0 +1,356 @@
+"""One round: select, open, waves, close, evaluate. State in, state and a record out.
+
+J_n   the clients selected in round n          T_j   the steps of client j; 0: skipped
+W     the global weights, [W_c, W_s]
+
+Several ranks play a round together. Where a scheme's server halves belong to clients, every rank trains its share of
+them, halves and all, and sums go through the team. Where there is one server half, the root trains it, and the other
+ranks train fronts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from cutlayer.clients.cohort import Comes, Muster
+from cutlayer.clients.messages import Address, Plan, Report
+from cutlayer.clients.waves import waves
+from cutlayer.core.group import ALONE
+from cutlayer.core.randomness import EVERYBODY, rng
+from cutlayer.core.threads import blocks, one_thread
+from cutlayer.data.schedule import Feed
+from cutlayer.engine import broadcast
+from cutlayer.engine.aggregate import Closing
+from cutlayer.engine.exchange import Exchange
+from cutlayer.engine.metrics import Scores
+from cutlayer.engine.records import TUPLES, Global, Round, Tally, together
+from cutlayer.engine.setup import Setup
+from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
+from cutlayer.nn.flat import Vectors
+from cutlayer.nn.macs import TRAINING
+from cutlayer.optim.local import clips
+from cutlayer.optim.optimizers import Moments, rate
+from cutlayer.optim.update import buffers_of
+from cutlayer.processes.cohort import RankCohort
+from cutlayer.schemes.base import Regulates, Session
+from cutlayer.schemes.server import Server
+from cutlayer.simulation.clock import Work, server_seconds, simulated
+from cutlayer.simulation.devices import seconds_per_sample
+
+
+@dataclass(frozen=True)
+class Call:
+    """Who takes part in a round, and how."""
+
+    n: int
+    attempt: int
+    cut: int
+    selected: int
+    quorum: int
+    J: Mapping[int, list[int]]  # the steps of each local epoch, of clients with any
+    turn: Sequence[int]  # those clients in the order they come
+    feeds: Mapping[int, Feed]
+    rows: Mapping[int, int]  # where their halves lie: in the order in which they are summed
+
+
+class Engine:
+    """Plays rounds. It keeps no state of the training, only the server's reusable buffers."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self._regulates = setup.scheme if isinstance(setup.scheme, Regulates) else None
+        self._server: tuple[int, Server] | None = None
+        self._p_s = server_seconds(setup.devices, setup.clock.kappa)
+
+    def play(self, state: Global, attempt: int = 0) -> tuple[Global, Round]:
+        """Round state.n + 1. It commits whole, in what it returns, or not at all."""
+        self._began = time.perf_counter()
+        with one_thread(), torch.no_grad():
+            after, record = self._play(state, attempt)
+        self.setup.shelf.trim(after.kept)
+        return after, replace(record, seconds=time.perf_counter() - self._began)
+
+    def _play(self, state: Global, attempt: int) -> tuple[Global, Round]:
+        call = self._call(state, attempt)
+        if not call.J and isinstance(self.setup.cohort, Comes):
+            raise RoundAbandoned(f"round {call.n}: none of its {call.selected} clients has a full batch")
+        if not call.J:
+            after = replace(state, n=call.n)
+            return after, self._record(after, Tally(), call, (0.0, 0.0))
+        if isinstance(self.setup.cohort, RankCohort):
+            after, tally, drift = self._with_root(state, call, self.setup.cohort)
+        else:
+            after, tally, drift = self._trained(state, call, {})
+        return after, self._record(after, tally, call, drift)
+
+    def _call(self, state: Global, attempt: int) -> Call:
+        s, n = self.setup, state.n + 1
+        cut, everybody = self._cut(n), Muster(range(len(s.sizes)), s.select)
+        muster = s.cohort.muster(n) if isinstance(s.cohort, Comes) else everybody
+        self._began = time.perf_counter()  # waiting for clients is not training
+        selected = self._select(n, attempt, cut, muster, state.turns)
+        feeds = self._feeds(selected, cut)
+        J = {j: feeds[j].epochs_of(s.sizes[j]) for j in selected}
+        J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
+        turn = self._turn(n, list(J))
+        rows = {j: row for row, j in enumerate(self._rows(J, turn))}
+        return Call(n, attempt, cut, len(selected), muster.quorum, J, turn, feeds, rows)
+
+    def _trained(
+        self, state: Global, call: Call, made: Mapping[int, Plan]
+    ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
+        """The round of this rank's clients, in groups of as many as memory allows; `made`: plans there are already."""
+        s, n, rooted = self.setup, call.n, isinstance(self.setup.cohort, RankCohort)
+        team = ALONE if rooted else s.team
+        everybody = list(call.rows)
+        mine = list(team.mine(everybody, s.backend.size))
+        groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
+        server = self._server_at(call.cut)
+        exchange = Exchange(s.cohort, n, call.attempt, s.local, getattr(s.scheme, "fuse_clients", False))
+        self._begin(server, state, call, exchange, everybody)
+        W_c, _ = state.W.split(s.offsets[call.cut])
+        memory_c, _ = self._shared_memory(state, len(W_c.w))
+        scheme_kept = state.kept["scheme"].open(n) if "scheme" in state.kept else {}
+        sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
+        closing = Closing(s, state, n, call.cut, server, team, sizes, len(groups) > 1)
+        for group in groups:
+            server.place = call.rows[group[0]] if group else 0
+            session = s.scheme.open(server, group, scheme_kept)
+            plans = {j: made.get(j) or self._plan(state, call, j, W_c, memory_c) for j in group}
+            stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
+            closing.add(session.close, self._train(exchange, session, plans, stepping))
+        reports = closing.reports
+        if len(reports) < min(call.quorum, len(call.J)) and team.size == 1:
+            done = f"{len(reports) or 'none'} of its {len(call.J)} clients finished, {call.quorum} must"
+            raise RoundAbandoned(f"round {n}: {done}; the weights are unchanged")
+        ledger = exchange.ledger
+        ledger.server_work = server.work
+        ledger.tried = server.steps + sum(report.tried for report in reports)
+        ledger.clipped = server.clipped + sum(report.clipped for report in reports)
+        ledger.clients = [report.address.client for report in reports]
+        tally = together([Tally(*words) for words in team.everyones(list(ledger.tally()))])
+        tally.check(n, s.rates(n))
+        after = closing.end()
+        server.end()
+        return after, tally, closing.drift
+
+    def _with_root(
+        self, state: Global, call: Call, cohort: RankCohort
+    ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
+        """The root plays the round; the other ranks do what it asks, and hear how it ended."""
+        s, team = self.setup, self.setup.team
+        W_c, _ = state.W.split(s.offsets[call.cut])
+        plans = {j: self._plan(state, call, j, W_c, None) for j in call.J}
+        shares = [cohort.team.share(rank, list(call.rows), s.backend.size) for rank in range(team.size)]
+        cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
+        if not team.root:
+            cohort.serve()
+            return broadcast.receive(team, state.kept), Tally(), (None, None)
+        try:
+            after, tally, drift = self._trained(state, call, plans)
+        except CutlayerError as error:
+            cohort.over()
+            broadcast.fail(team, error)
+            raise
+        cohort.over()
+        broadcast.send(team, after, since=state.n)
+        return after, tally, drift
+
+    def _begin(self, server: Server, state: Global, call: Call, exchange: Exchange, everybody: Sequence[int]) -> None:
+        s, n = self.setup, call.n
+        W_c, W_s = state.W.split(s.offsets[call.cut])
+        server.begin(
+            n,
+            W_s,
+            rate(s.server_optimizer, n),
+            {j: s.sizes[j] for j in everybody},
+            {j: call.feeds[j].batch_size for j in everybody},
+            lambda owner: Moments.read(state.kept[owner].open(n)) if owner in state.kept else None,
+            self._shared_memory(state, len(W_c.w))[1],
+            exchange.send,
+            exchange.turn if s.layout.tail else None,
+        )
+
+    def _select(self, n: int, attempt: int, cut: int, muster: Muster, turns: Mapping[int, int]) -> list[int]:
+        """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
+        s, everybody, m = self.setup, len(muster.there), muster.select
+
+        def draw(m: int) -> list[int]:
+            if m == everybody:
+                return list(muster.there)
+            use = f"select/{attempt}" if attempt else "select"
+            chosen = rng(s.seed, n, EVERYBODY, use).choice(everybody, m, replace=False)
+            return sorted(muster.there[int(i)] for i in chosen)
+
+        if self._regulates is not None and getattr(s.scheme, "select", "random") != "random":
+            pool = draw(min(2 * m, everybody))
+            d = {j: feed.batch_size for j, feed in self._feeds(pool, cut).items()}
+            return self._regulates.choose(pool, m, d, turns, s.histogram) or draw(m)
+        return draw(m)
+
+    def _feeds(self, selected: Sequence[int], cut: int) -> dict[int, Feed]:
+        """Each client's feed, with the batch size its device is given where the scheme regulates them."""
+        s = self.setup
+        if self._regulates is None:
+            return dict.fromkeys(selected, s.feed)
+        cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) for j in selected}
+        d = self._regulates.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
+        return {j: replace(s.feed, batch_size=d[j]) for j in selected}
+
+    def _cut(self, n: int) -> int:
+        lo, hi = self.setup.cuts
+        return lo if lo == hi else int(rng(self.setup.seed, n, EVERYBODY, "cut").integers(lo, hi + 1))
+
+    def _server_at(self, cut: int) -> Server:
+        s = self.setup
+        if self._server is None or self._server[0] != cut:
+            how = s.backend
+            server = Server(
+                s.back(cut),
+                s.server_optimizer,
+                s.loss,
+                s.seed,
+                s.feed.shuffle,
+                s.local,
+                s.persists,
+                s.optimizer,
+                how.workers,
+                how.size,
+                how.back is None,
+                ALONE if isinstance(s.cohort, RankCohort) else s.team,
+            )
+            self._server = cut, server
+        return self._server[1]
+
+    def _shared_memory(self, state: Global, at: int) -> tuple[Moments | None, Moments | None]:
+        """The averaged momentum that everybody starts with, where the update broadcasts one: for either side."""
+        if "momentum" not in state.kept:
+            return None, None
+        m, t = Moments.read(state.kept["momentum"].open(state.n + 1))
+        return Moments(tuple(v[:at] for v in m), t), Moments(tuple(v[at:] for v in m), t)
+
+    def _plan(self, state: Global, call: Call, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
+        s, kept = self.setup, state.kept.get(f"client/{j}")
+        n, feed, keeps = call.n, call.feeds[j], s.scheme.carry == "keep"
+        own = {} if kept is None else kept.open(n)
+        eta = rate(s.optimizer, n)
+        if self._regulates is not None:
+            eta = self._regulates.rate(eta, feed.batch_size, s.feed.batch_size)
+        return Plan(
+            address=Address(n, j, -1, call.attempt),
+            cut=call.cut,
+            start=None if "w" in own or (keeps and "round" in own) else W_c,
+            feed=feed,
+            optimizer=s.optimizer,
+            eta=eta,
+            local=s.local,
+            noise=s.noise,
+            loss=s.loss if s.layout.tail else None,
+            memory=memory,
+            shares_memory=buffers_of(s.update) == "average",
+            keeps_half=keeps,
+            keeps_memory=s.persists,
+            fuses=getattr(s.scheme, "fuse_clients", False),
+            confirmed=int(own.get("round", 0)),
+            own=own,
+            row=call.rows[j],
+        )
+
+    def _train(
+        self, exchange: Exchange, session: Session, plans: Mapping[int, Plan], epochs: Mapping[int, list[int]]
+    ) -> list[Report]:
+        """All clients at once; or, where the front is passed on, one leg after another from the last one's end."""
+        order = self.setup.scheme.wave_order
+        if self.setup.scheme.carry != "relay":
+            return exchange.leg(list(plans.values()), waves(order, epochs), session)
+        reports: list[Report] = []
+        for j in epochs:
+            start = reports[-1].end if reports else plans[j].start
+            done = exchange.leg([replace(plans[j], start=start)], waves(order, {j: epochs[j]}), session)
+            reports += [_apart(report) for report in done]
+        return reports
+
+    def _rows(self, J: Mapping[int, list[int]], turn: Sequence[int]) -> Sequence[int]:
+        """Clients in turn where memory belongs to places. Where each has a server half for this round alone, those with
+        the most steps first, so that whoever still steps are neighbours."""
+        s = self.setup
+        if s.persists:
+            return turn
+        return sorted(J, key=lambda j: -sum(J[j])) if getattr(s.scheme, "spreads", False) else list(J)
+
+    def _turn(self, n: int, J: list[int]) -> list[int]:
+        """The order in which clients come: a new random one every round where the order matters."""
+        s = self.setup
+        if not s.feed.shuffle or not (s.persists or s.scheme.wave_order == "one_by_one"):
+            return J
+        return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
+
+    def _record(self, after: Global, tally: Tally, call: Call, drift: tuple[float | None, float | None]) -> Round:
+        s, n, cut = self.setup, after.n, call.cut
+        scores, series = self._scores(after, tally.clients)
+        work = {j: (steps, samples) for j, steps, samples in tally.work}
+        record = Round(
+            n=n,
+            **asdict(scores),
+            participants=len(tally.clients),
+            skipped=call.selected - len(call.J),
+            lost=len(call.J) - len(tally.clients),
+            steps=tally.steps,
+            samples=tally.samples,
+            bytes_up=tally.up,
+            bytes_down=tally.down,
+            macs_client=TRAINING * tally.samples * sum(s.shape.macs[: cut + 1]),
+            macs_server=tally.server_work * sum(s.shape.macs[cut + 1 :]),
+            sim_seconds=self._simulated(work, cut),
+            seconds=0.0,
+            drift_client=drift[0],
+            drift_server=drift[1],
+            train_loss=tally.train_loss,
+            clip_rate=tally.clipped / tally.tried if clips(s.local) and tally.tried else None,
+            lr=rate(s.optimizer, n),
+            cut=cut,
+            clients=tuple(tally.clients),
+            client_steps=tuple(work[j][0] for j in tally.clients),
+            client_samples=tuple(work[j][1] for j in tally.clients),
+            series=series,
+            faults=s.cohort.faults() if isinstance(s.cohort, Comes) else (),
+        )
+        said, _ = s.team.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
+        return Round(**{**said, **{name: tuple(said[name]) for name in TUPLES}})
+
+    def _scores(self, after: Global, clients: Sequence[int]) -> tuple[Scores, dict[str, Any]]:
+        s, n = self.setup, after.n
+        due = n % s.evaluate_every == 0 or n == s.rounds
+        keeps = s.scheme.carry == "keep"
+        scores, series = Scores(), {}
+        if s.evaluator and s.evaluator.per_client and (due or s.persists):
+            front = after.front if keeps else lambda client: None
+            clients, _ = s.team.from_root(list(clients), {})
+            series = dict(s.evaluator.by_client(after.W, front, clients, after.turns, due))
+            scores = Scores(**{name: series["all"][name] for name in asdict(scores)}) if due else scores
+        elif s.evaluator and not s.evaluator.per_client and due:
+            scores = s.evaluator.pooled(after.merged(s.sizes) if keeps else after.W)
+        if scores.loss is not None and not math.isfinite(scores.loss):
+            raise Diverged(f"round {n}: the test loss became {scores.loss}, {s.rates(n)}")
+        return scores, series
+
+    def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float | None:
+        """The seconds this round would take on the clients' devices; None: they are real."""
+        s = self.setup
+        if isinstance(s.cohort, Comes):
+            return None
+        steps = {j: T for j, (T, _) in work.items()}
+        done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
+        return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
+
+
+def _apart(report: Report) -> Report:
+    """What it holds is no view of rows that the next client will use."""
+    end, memory = report.end, report.memory
+    return replace(report, end=end and end.clone(), memory=memory and memory.clone())

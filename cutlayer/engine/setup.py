@@ -1,0 +1,64 @@
+"""What stays the same over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cutlayer.clients.cohort import Cohort
+from cutlayer.core.group import Team
+from cutlayer.data.schedule import Feed
+from cutlayer.engine.backend import Backend
+from cutlayer.engine.evaluate import Evaluator
+from cutlayer.engine.memory_limit import Need
+from cutlayer.engine.spill import Shelf
+from cutlayer.nn.cut import Layout
+from cutlayer.nn.flat import Half
+from cutlayer.nn.macs import Shape
+from cutlayer.optim.local import Local
+from cutlayer.optim.optimizers import Optimizer, rate
+from cutlayer.optim.update import Update
+from cutlayer.schemes.autograd import Loss
+from cutlayer.schemes.base import Histogram, Scheme
+from cutlayer.simulation.clock import Clock
+from cutlayer.simulation.devices import Device
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run, and its numbers."""
+
+    scheme: Scheme
+    local: Local | None
+    update: Update
+    cohort: Cohort
+    sizes: Sequence[int]  # |D_j| of every client
+    cuts: tuple[int, int]
+    layout: Layout
+    offsets: Sequence[tuple[int, int, int]]  # where the client's part of the flat vectors ends, for each cut
+    back: Callable[[int], Half]
+    feed: Feed
+    optimizer: Optimizer
+    server_optimizer: Optimizer
+    persists: bool  # whether optimizer memory lives on between rounds, on both sides
+    noise: float
+    loss: Loss
+    select: int  # |J_n|
+    evaluator: Evaluator | None
+    evaluate_every: int
+    rounds: int
+    shape: Shape
+    devices: Sequence[Device]
+    clock: Clock
+    histogram: Histogram
+    shelf: Shelf
+    backend: Backend
+    team: Team
+    group: int | None  # clients that train at a time, where memory is limited
+    need: Callable[[], Need]  # what a round of this process needs in memory
+    seed: int
+
+    def rates(self, n: int) -> str:
+        """The learning rates of a round, for errors."""
+        client, server = rate(self.optimizer, n), rate(self.server_optimizer, n)
+        return f"with learning rate {client:g}" + ("" if client == server else f" (server {server:g})")

@@ -1,0 +1,122 @@
+"""What lives on between rounds besides the weights, in parcels: each has an owner and a version, and may lie on disk.
+
+    client/17   what client 17 keeps: its half, its optimizer's memory, its place in its data
+    slot/3      the memory of the server optimizer in the fourth place of a round (server/: of the only one)
+    scheme      what a scheme keeps for itself
+
+A parcel never changes; a round makes new ones. So a checkpoint writes only those it has not written before, and
+memory grows with the clients ever seen: past a limit, the parcels not used for longest are put on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from cutlayer.core.sealed import pack, unpack
+from cutlayer.errors import StoreError
+
+Kept = Mapping[str, "Parcel"]
+
+
+class Parcel:
+    """Named tensors of one owner, as they were after round `version`."""
+
+    def __init__(self, version: int, tensors: Mapping[str, Tensor] | None, path: Path | None = None) -> None:
+        self.version, self.used = version, version
+        self._tensors, self._path = tensors, path
+
+    def open(self, round: int | None = None) -> Mapping[str, Tensor]:
+        """The tensors, from memory or from disk; `round`: remember that they were used in it."""
+        self.used = self.used if round is None else round
+        if self._tensors is not None:
+            return self._tensors
+        assert self._path is not None
+        try:
+            return unpack(self._path.read_bytes())[0]
+        except StoreError as error:
+            raise StoreError(f"{self._path}: {error}") from error
+
+    def bytes(self) -> bytes:
+        """As a file with a checksum."""
+        if self._tensors is None and self._path is not None:
+            self.open()  # whole, or an error
+            return self._path.read_bytes()
+        return pack(self.open())
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes it holds in memory."""
+        return sum(t.nbytes for t in self._tensors.values()) if self._tensors is not None else 0
+
+    def spill(self, folder: Path) -> None:
+        """Put it on disk; the file goes when the parcel does."""
+        content = self.bytes()
+        with _SPILLING:
+            handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        self._tensors, self._path = None, Path(name)
+        weakref.finalize(self, _remove, self._path)
+
+
+class Shelf:
+    """Keeps the parcels of a run within a limit of memory (bytes; None: no limit)."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self._folder: Path | None = None
+
+    def place(self, folder: Path) -> None:
+        """Spill into this folder, emptied first, instead of the system's temporary one."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self._use(folder)
+
+    def _use(self, folder: Path) -> None:
+        self._folder = folder
+        _FOLDERS.add(folder)
+        weakref.finalize(self, _clear, folder)
+
+    def trim(self, kept: Kept) -> None:
+        """Put parcels on disk, those not used for longest first, until the rest is within the limit."""
+        if self.limit is None:
+            return
+        sizes = {name: parcel.in_memory for name, parcel in kept.items()}
+        excess = sum(sizes.values()) - self.limit
+        for name in sorted(kept, key=lambda name: kept[name].used):
+            if excess <= 0:
+                break
+            if sizes[name]:
+                if self._folder is None:
+                    self._use(Path(tempfile.mkdtemp(prefix="cutlayer-")))
+                assert self._folder is not None
+                kept[name].spill(self._folder)
+                excess -= sizes[name]
+
+
+_FOLDERS: set[Path] = set()  # of all shelves of this process
+_SPILLING = threading.Lock()
+
+
+def sweep() -> None:
+    """Remove what all shelves of this process have spilled, for good: it is about to end, wherever it is."""
+    _SPILLING.acquire()  # and nothing is spilled any more
+    for folder in list(_FOLDERS):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    _FOLDERS.discard(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)

@@ -1,0 +1,112 @@
+"""Which parts go together. A combination without a meaning is refused, with the reason, before anything is trained."""
+
+from __future__ import annotations
+
+from cutlayer.errors import ContractError, unknown
+from cutlayer.optim.local import Local, joint
+from cutlayer.optim.optimizers import AdamW, Optimizer
+from cutlayer.optim.update import Update, buffers_of
+from cutlayer.schemes.base import Scheme
+
+PROTOCOLS = ("smofi", "cyclesl")
+LABELS = ("send", "stay")
+
+
+def brought(update: Update, optimizer: Optimizer) -> Optimizer:
+    """The local optimizer, or the one that the update brings in its place."""
+    bring = getattr(update, "optimizer", None)
+    made: Optimizer = optimizer if bring is None else bring(optimizer)
+    return made
+
+
+def refuse_senseless(
+    scheme: Scheme,
+    local: Local | None,
+    update: Update,
+    optimizer: Optimizer,
+    server_optimizer: Optimizer,
+    protocol: str,
+    redrawn_cut: bool,
+    labels: str = "send",
+) -> None:
+    """Raise where the parts contradict each other."""
+    if local is not None:
+        _local(scheme, local, (optimizer, server_optimizer))
+    if buffers_of(update) == "average":
+        _averaged_memory(scheme, update, optimizer, server_optimizer, protocol)
+    if getattr(scheme, "fuse_clients", False):
+        if not any(optimizer.betas):
+            raise ContractError(f"scheme = {scheme}: there is no momentum to fuse on the clients with {optimizer}")
+        if protocol == "cyclesl" and getattr(scheme, "rebias_history", False):
+            raise ContractError(
+                f"scheme = {scheme}: in protocol 'cyclesl' each client's step counter is its own, so clients' stale "
+                "moments have no common correction; expected rebias_history=False"
+            )
+    if redrawn_cut:
+        _redrawn(scheme, protocol)
+    if labels not in LABELS:
+        raise unknown("labels", labels, LABELS)
+    if labels == "stay":
+        _staying(scheme)
+
+
+def _local(scheme: Scheme, local: Local, optimizers: tuple[Optimizer, ...]) -> None:
+    if joint(local) and not getattr(scheme, "pairs", False):
+        raise ContractError(
+            f"local = {local}: a joint norm needs a server gradient that belongs to one client, and {scheme} has none; "
+            "expected norm='half'"
+        )
+    decoupled = [o for o in optimizers if isinstance(o, AdamW) and o.weight_decay > 0]
+    if decoupled and local.max_norm != float("inf"):
+        raise ContractError(
+            f"local = {local}: it clips gradient and weight decay together, and {decoupled[0]} keeps its decay out of "
+            "the gradient; expected adam, or weight_decay 0"
+        )
+
+
+def _averaged_memory(
+    scheme: Scheme, update: Update, optimizer: Optimizer, server_optimizer: Optimizer, protocol: str
+) -> None:
+    if protocol != "smofi":
+        raise ContractError(
+            f"update = {update}: it averages the clients' momentum every round, and protocol {protocol!r} leaves each "
+            "client its own; expected protocol 'smofi'"
+        )
+    if scheme.carry != "sync" or not getattr(scheme, "shares_memory", False):
+        raise ContractError(
+            f"update = {update}: it averages the momentum of every client's whole model over the round, and {scheme} "
+            "does not keep one for each client from the round's start to its end; expected scheme 'fedavg'"
+        )
+    for each in (optimizer, server_optimizer):
+        if not any(each.betas):
+            raise ContractError(f"update = {update}: it averages momentum, and {each} has none; expected some")
+    if len(optimizer.betas) != len(server_optimizer.betas):
+        raise ContractError(
+            f"update = {update}: it averages whole models' momentum; expected one kind of optimizer on both sides, "
+            f"got {optimizer} and {server_optimizer}"
+        )
+
+
+def _staying(scheme: Scheme) -> None:
+    if getattr(scheme, "trains_apart", False):
+        raise ContractError(
+            f"labels = 'stay': {scheme} trains the server by itself on features and labels of all clients, so it needs "
+            "the labels there; expected labels 'send', or another scheme"
+        )
+    if getattr(scheme, "select", "random") != "random":
+        raise ContractError(
+            f"labels = 'stay': {scheme} chooses clients by their label counts, which the server would have to know; "
+            "expected select='random'"
+        )
+
+
+def _redrawn(scheme: Scheme, protocol: str) -> None:
+    why = None
+    if scheme.carry == "keep":
+        why = f"with {scheme} clients keep their half"
+    elif protocol == "cyclesl":
+        why = "protocol 'cyclesl' keeps optimizer memory"
+    elif getattr(scheme, "persists", False):
+        why = f"{scheme} keeps the server's momentum"
+    if why is not None:
+        raise ContractError(f"cut: it cannot be redrawn every round, since {why} between rounds; expected one number")

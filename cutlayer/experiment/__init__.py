@@ -1,0 +1,1 @@
+"""Runs as folders: configuration, journal, checkpoints, comparisons."""

@@ -1,0 +1,247 @@
+"""Checkpoints: what a run goes on from after a crash, or after one of its files was damaged.
+
+    checkpoints/000012/        global.safetensors, and manifest.json: round, folder, config, and what belongs to it
+    checkpoints/kept/          client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
+    checkpoints/kept/again/    the same once more, where both checkpoints need it
+    checkpoints/journal.*      the journal so far once more, with checksums
+
+A checkpoint is written aside, synced, then renamed: it is there whole or not at all. The last two are kept, and
+everything that both of them need is there twice.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cutlayer.core.files import move, persistently, sync, write_aside
+from cutlayer.core.sealed import pack, seal, seal_of, unpack, unseal
+from cutlayer.engine.records import Global
+from cutlayer.engine.spill import Kept, Parcel
+from cutlayer.errors import StoreError
+from cutlayer.experiment import journal
+from cutlayer.nn.flat import Vectors
+
+FORMAT = 4  # since every file has a checksum
+KEEP = 2
+FOLDER, PARCELS, AGAIN = "checkpoints", "kept", "again"
+WEIGHTS, MANIFEST = "global.safetensors", "manifest.json"
+
+
+class LostJournal(UserWarning):
+    """The journal ends before a checkpoint; rounds are trained again."""
+
+
+class DamagedCheckpoint(UserWarning):
+    """Some of a checkpoint could not be read; its copy is used, or the checkpoint before it."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What a run is: the text of its config, and a digest of its data ("": not known)."""
+
+    config: str
+    data: str = ""
+
+
+def save(run: Path, state: Global, about: About) -> None:
+    """Checkpoint `state`, then forget all but the last two. What has not changed since is not written again."""
+    persistently(lambda: _save(run, state, about), run / FOLDER)
+
+
+def _save(run: Path, state: Global, about: About) -> None:
+    folder = run / FOLDER
+    if not folder.exists():
+        folder.mkdir()
+        sync(run)
+    final, aside = folder / f"{state.n:06d}", folder / f".{state.n:06d}.tmp"
+    for old in (final, aside):
+        if old.exists():
+            shutil.rmtree(old)
+    aside.mkdir()
+    kept = _save_kept(folder, state.kept)
+    weights = pack(_named(state))
+    write_aside(aside / WEIGHTS, weights)
+    manifest = {
+        "format": FORMAT,
+        "folder": final.name,
+        "round": state.n,
+        "weights": seal_of(weights),
+        "config": about.config,
+        "data": about.data,
+        "kept": kept,
+    }
+    write_aside(aside / MANIFEST, seal(manifest).encode())
+    journal.seal(run / journal.FILE)
+    move(aside, final)
+    sync(folder)
+    for _, old in _numbered(folder)[:-KEEP]:
+        shutil.rmtree(old)
+    named = {entry["file"] for _, path in _numbered(folder) for entry in _manifest(path)["kept"].values()}
+    for file in (*(folder / PARCELS).glob("*.safetensors"), *(folder / PARCELS / AGAIN).glob("*.safetensors")):
+        if file.name not in named:
+            file.unlink()
+
+
+def forget_after(run: Path, n: int) -> None:
+    """Remove checkpoints of later rounds than n: they belong to a training whose journal is lost."""
+    for number, path in _numbered(run / FOLDER):
+        if number > n:
+            shutil.rmtree(path)
+
+
+def about(run: Path) -> About | None:
+    """What the newest whole checkpoint says of the run, if there is one."""
+    for _, path in reversed(_numbered(run / FOLDER)):
+        if (manifest := _manifest(path)).get("format") == FORMAT:
+            return About(manifest["config"], manifest["data"])
+    return None
+
+
+def config(run: Path) -> str | None:
+    """The text of the run's config, as the newest whole checkpoint has it."""
+    known = about(run)
+    return None if known is None else known.config
+
+
+def load(run: Path, like: Global, last: int) -> Global | None:
+    """The newest whole checkpoint of a round up to `last`, or None: start again, where that loses nothing but time. One
+    that cannot be used is named in a warning."""
+    found = _numbered(run / FOLDER)
+    for n, path in reversed(found):
+        if n > last:
+            warnings.warn(
+                f"checkpoint {path} is passed over: the journal ends at round {last}", LostJournal, stacklevel=2
+            )
+            continue
+        try:
+            return _load(path, like)
+        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+            warnings.warn(f"checkpoint {path} is damaged and passed over: {error}", DamagedCheckpoint, stacklevel=2)
+    if any(0 < n <= last for n, _ in found):
+        raise StoreError(f"{run}: none of its {len(found)} checkpoints can be read; start again with --overwrite")
+    return None
+
+
+def began_with(run: Path, state: Global) -> bool:
+    """Whether a run's beginning, made again, is what it was, as far as anything is left to compare it with."""
+    left = run / FOLDER / f"{0:06d}"
+    known = _manifest(left).get("weights")
+    if known is None:
+        try:
+            content = (left / WEIGHTS).read_bytes()
+            unpack(content)
+            known = seal_of(content)
+        except (OSError, StoreError):
+            return True
+    return bool(known == seal_of(pack(_named(state))))
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in a folder, by round."""
+    return sorted((int(path.name), path) for path in folder.glob("[0-9]*") if path.name.isdecimal())
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """A checkpoint's manifest; an empty one where it is damaged, which its own load will say."""
+    try:
+        return _sealed_manifest(path)
+    except (OSError, ValueError, StoreError):
+        return {"kept": {}}
+
+
+def _sealed_manifest(path: Path) -> dict[str, Any]:
+    manifest = unseal((path / MANIFEST).read_bytes())
+    if manifest["format"] != FORMAT:
+        raise StoreError(f"format {manifest['format']}, expected {FORMAT}")
+    if manifest["folder"] != path.name:
+        raise StoreError(f"it was written as {manifest['folder']}")
+    return manifest
+
+
+def _load(path: Path, like: Global) -> Global:
+    manifest = _sealed_manifest(path)
+    tensors = _unpacked(path / WEIGHTS, manifest["weights"])
+    W = Vectors(*(tensors.pop(name).to(like.W.w.device) for name in Vectors._fields))
+    for name, ours, theirs in zip(Vectors._fields, like.W, W, strict=True):
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise StoreError(
+                f"{name} has {tuple(theirs.shape)} {theirs.dtype}, the model {tuple(ours.shape)} {ours.dtype}"
+            )
+    clients, rounds = (tensors.pop(f"turns.{name}").tolist() for name in ("client", "rounds"))
+    update = {name.removeprefix("update."): tensor.to(like.W.w.device) for name, tensor in tensors.items()}
+    kept = {owner: _found(path.parent, entry) for owner, entry in manifest["kept"].items()}
+    return Global(manifest["round"], W, update, kept, dict(zip(clients, rounds, strict=True)))
+
+
+def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
+    """Write what no earlier checkpoint has written, and a second time what the one before needs too; the manifest's
+    entry of everything."""
+    before: dict[str, dict[str, Any]] = {}
+    for _, path in _numbered(folder):
+        before |= {entry["file"]: entry for entry in _manifest(path)["kept"].values()}
+    (folder / PARCELS / AGAIN).mkdir(parents=True, exist_ok=True)
+    entries = {}
+    for owner, parcel in kept.items():
+        name = f"{owner.replace('/', '-')}.{parcel.version:06d}.safetensors"
+        file, again = _copies(folder, name)
+        if name not in before:
+            content = parcel.bytes()
+            write_aside(file, content)
+            entries[owner] = {"file": name, "version": parcel.version, "seal": seal_of(content)}
+            continue
+        entries[owner] = before[name]
+        for copy in (file, again):
+            if not copy.exists():
+                write_aside(copy, parcel.bytes())
+    return entries
+
+
+def _found(folder: Path, entry: Mapping[str, Any]) -> Parcel:
+    """What an owner kept, from either of its files; one that is damaged is written again from the other."""
+    wrong: dict[Path, Exception] = {}
+    whole: Path | None = None
+    copies = _copies(folder, entry["file"])
+    for path in copies:
+        try:
+            _unpacked(path, entry["seal"])
+            whole = whole or path
+        except (OSError, StoreError) as error:
+            wrong[path] = error
+    if whole is None:
+        raise StoreError(str(wrong[copies[0]]))
+    for path, why in wrong.items():
+        if path == copies[0] or path.exists():
+            warnings.warn(f"{path}: {why}; written again from its copy", DamagedCheckpoint, stacklevel=6)
+            write_aside(path, whole.read_bytes())
+    return Parcel(int(entry["version"]), None, copies[0])
+
+
+def _copies(folder: Path, name: str) -> tuple[Path, Path]:
+    return folder / PARCELS / name, folder / PARCELS / AGAIN / name
+
+
+def _unpacked(path: Path, expected: str) -> dict[str, Tensor]:
+    content = path.read_bytes()
+    try:
+        tensors, _ = unpack(content)
+    except StoreError as error:
+        raise StoreError(f"{path.name}: {error}") from error
+    if seal_of(content) != expected:
+        raise StoreError(f"{path.name}: not what belongs to this checkpoint")
+    return tensors
+
+
+def _named(state: Global) -> dict[str, Tensor]:
+    named = dict(zip(Vectors._fields, state.W, strict=True))
+    named |= {f"update.{key}": tensor for key, tensor in state.update.items()}
+    named["turns.client"] = torch.tensor(list(state.turns.keys()), dtype=torch.int64)
+    named["turns.rounds"] = torch.tensor(list(state.turns.values()), dtype=torch.int64)
+    return named

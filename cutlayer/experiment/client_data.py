@@ -1,0 +1,114 @@
+"""From a server's Welcome to a model and rows: what `cutlayer join` does with a path to data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from cutlayer.core.files import as_path, reached
+from cutlayer.data import cache
+from cutlayer.data.own import Own, seen_as
+from cutlayer.data.rows import Bundle, Rows
+from cutlayer.data.source import Source, View
+from cutlayer.data.tasks import SOURCES
+from cutlayer.data.transform import Pixels, heard, told
+from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.experiment.config import complete, explain
+from cutlayer.experiment.experiment import build_model
+from cutlayer.network.protocol.handshake import Welcome
+from cutlayer.network.protocol.settings import Limits
+from cutlayer.network.transport.frames import DTYPES
+
+DEEPEST = 1000  # blocks of a server's model, which take time to build even where they take no memory
+
+
+@dataclass(frozen=True)
+class Guest:
+    """Where this client's rows are, and what to take of them."""
+
+    data: Path
+    limits: Limits
+    x: str = "x"
+    y: str = "y"
+
+    def __post_init__(self) -> None:
+        with reached(f"data = {str(self.data)!r}"):
+            there = as_path("data", self.data).exists()
+        if not there:
+            raise StoreError(f"data = {str(self.data)!r}: no such folder or file")
+
+    def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
+        rows = self.rows(welcome)
+        return self.model(welcome), rows
+
+    def model(self, welcome: Welcome) -> nn.Module:
+        """The server's model, by name; how large it is shows before its weights are there."""
+        if welcome.model is None:
+            raise ContractError(
+                "the server trains a model of its own: expected the same one here, with cl.join(model=)"
+            )
+        try:
+            spec = complete("model", welcome.model)
+        except ValidationError as error:
+            raise ContractError(f"the server's model = {welcome.model}: {explain(error)}") from error
+        if welcome.classes is None:
+            raise ContractError("the server says no number of classes, which a model by name needs")
+        depth = spec.get("depth", 0)
+        expect(depth <= DEEPEST, "the server's model: depth", depth, f"at most {DEEPEST}")
+        with torch.device("meta"):
+            size = sum(p.numel() for p in build_model(spec, welcome.shape, welcome.classes, 0).parameters())
+        most = self.limits.parameters
+        expect(
+            size <= most, "the server's model", f"{size:,} parameters", f"at most {most:,}, as --limit-parameters says"
+        )
+        return build_model(spec, welcome.shape, welcome.classes, 0)
+
+    def rows(self, welcome: Welcome) -> Source:
+        """The rows as the server's model sees them: of its shape, with its classes, through its transform."""
+        bundle = self._read(welcome)
+        rows, names = bundle.train, tuple(bundle.class_names)
+        shape = tuple(rows.x.shape[1:])
+        expect(len(rows) > 0, "data", str(self.data), "at least one row")
+        expect(shape == welcome.shape, "data: rows of shape", shape, f"the server's, {welcome.shape}")
+        rows = _named(rows, names, welcome)
+        seen, mine = heard(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
+        kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
+        expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
+        if isinstance(seen, Pixels):
+            channels = (1, welcome.shape[0])
+            expect(len(seen.mean) in channels, "the server's mean: numbers", len(seen.mean), "one, or one by channel")
+        return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")
+
+    def _read(self, welcome: Welcome) -> Bundle:
+        task = SOURCES.get(welcome.task or "")
+        if task is not None and task.forms and self.data.is_dir():
+            found = cache.find(welcome.task or "", task.forms, self.data)
+            if found is not None:
+                return found
+        image = len(welcome.shape) == 3 and welcome.shape[1] == welcome.shape[2]
+        own = Own(str(self.data), x=self.x, y=self.y, size=welcome.shape[1] if image else None)
+        return own.read(self.data)
+
+
+def _named(rows: Rows, names: tuple[str, ...], welcome: Welcome) -> Rows:
+    """Labels as the server numbers them, where classes have names."""
+    theirs = welcome.class_names
+    if not names or names == theirs:
+        return rows
+    if theirs:
+        for name in names:
+            expect(name in theirs, "data: class", name, f"one of the server's {', '.join(theirs[:20])}")
+        codes = np.array([theirs.index(name) for name in names], dtype=np.int64)
+        return Rows(rows.x, codes[rows.y], rows.owners, rows.owner_names)
+    expect(
+        len(names) == welcome.classes,
+        "data: classes",
+        f"{len(names)} by name",
+        f"all {welcome.classes}, since the server numbers its classes and has no names for them",
+    )
+    return rows

@@ -1,0 +1,86 @@
+"""What is compared: methods and seeds over one common config, as text. It trains nothing, and loads no torch.
+
+OUT/compare.toml         what is compared: seeds, the common config, each method's differences
+OUT/runs/LABEL/seed-0/   a run directory like any other
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from cutlayer.errors import expect, unknown
+from cutlayer.experiment import config as text
+from cutlayer.experiment.config import Config
+from cutlayer.experiment.methods import Method
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods x seeds over one common config."""
+
+    base: Mapping[str, Any]
+    methods: Sequence[Method]
+    seeds: Sequence[int]
+
+    def __post_init__(self) -> None:
+        expect(len(self.methods) > 0, "schemes", [], "at least one method")
+        expect(len(self.seeds) > 0, "seeds", [], "at least one seed")
+        whole = all(isinstance(seed, int) and not isinstance(seed, bool) for seed in self.seeds)
+        expect(whole, "seeds", list(self.seeds), "whole numbers")
+        expect(len(set(self.seeds)) == len(self.seeds), "seeds", list(self.seeds), "each seed once")
+        labels = [m.label for m in self.methods]
+        expect(
+            all(re.search("[a-z0-9]", slug(label)) for label in labels), "label", labels, "letters or digits in each"
+        )
+        expect(len({slug(label) for label in labels}) == len(labels), "schemes", labels, "each method once")
+
+    def config(self, m: Method, seed: int) -> Config:
+        changes = dict(m.changes)
+        if isinstance(self.base.get("update"), Mapping) and "name" not in self.base["update"]:
+            changes.setdefault("update", "fedavg")  # parameters alone do not choose an update
+        base = dict(self.base)
+        if "name" not in dict(base.get("local") or {}) and "local" not in changes:
+            base.pop("local", None)  # nor a local rule
+        return text.parse({**text.merge(base, changes), "seed": seed})
+
+    def runs(self) -> list[tuple[Method, int]]:
+        """Seed by seed, so that an interrupted comparison has whole seeds."""
+        return [(m, seed) for seed in self.seeds for m in self.methods]
+
+    def dump(self) -> str:
+        methods = [{"label": m.label, **({"name": m.name} if m.name else {}), **m.changes} for m in self.methods]
+        return tomli_w.dumps({"seeds": list(self.seeds), "base": dict(self.base), "methods": methods})
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Comparison:
+        for key in values:
+            if key not in ("seeds", "base", "methods"):
+                raise unknown("comparison key", key, ("seeds", "base", "methods"))
+        base, entries, seeds = values.get("base", {}), values.get("methods", []), values.get("seeds", [0])
+        expect(isinstance(base, Mapping), "base", base, "a table of config values")
+        expect(isinstance(entries, list), "methods", entries, "a list of tables")
+        expect(isinstance(seeds, list), "seeds", seeds, "a list of whole numbers")
+        methods = []
+        for entry in entries:
+            expect(isinstance(entry, Mapping) and "label" in entry, "methods", entry, "a table with a label")
+            changes = {key: value for key, value in entry.items() if key not in ("label", "name")}
+            methods.append(Method(str(entry["label"]), changes, name=str(entry.get("name", ""))))
+        return cls(dict(base), methods, seeds)
+
+
+def read(out: Path) -> Comparison:
+    return Comparison.parse(text.read(out / "compare.toml"))
+
+
+def slug(label: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
+
+
+def folder(out: Path, m: Method, seed: int) -> Path:
+    return out / "runs" / slug(m.label) / f"seed-{seed}"

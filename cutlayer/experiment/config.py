@@ -1,0 +1,326 @@
+"""The text of an experiment: typed, strict, TOML. Every flag of the command line is a field of it.
+
+A part (scheme, update, optimizer, partition, model) is a table with a `name` and its parameters:
+
+    [scheme]
+    name = "smofi"
+    alpha = -0.1
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
+
+from cutlayer.core.files import as_path, reached
+from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
+from cutlayer.registry import (
+    LOCALS,
+    MODELS,
+    OPTIMIZERS,
+    OWN,
+    PARTITIONS,
+    PROFILES,
+    SCHEMES,
+    TASKS,
+    UPDATES,
+    Part,
+)
+
+Spec = dict[str, Any]
+DEEPEST = 20  # tables and lists within each other: all that we know are far flatter
+TABLES: dict[str, dict[str, Part]] = {
+    "scheme": SCHEMES,
+    "local": LOCALS,
+    "update": UPDATES,
+    "optimizer": OPTIMIZERS,
+    "server_optimizer": OPTIMIZERS,
+    "partition": PARTITIONS,
+    "model": MODELS,
+}
+
+
+class Config(BaseModel):
+    """One training run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
+
+    task: str = Field("digits", description="data set")
+    model: Spec = Field({"name": "cnn"}, description="model")
+    cut: int | tuple[int, int] = Field(0, description="the client's last block, or LO HI: redrawn every round")
+    scheme: Spec = Field({"name": "smofi"}, description="what the server does with the smashed data")
+    local: Spec | None = Field(None, description="what clients and server add to the plain gradient")
+    update: Spec = Field({"name": "fedavg"}, description="what happens to the mean of the halves")
+    optimizer: Spec = Field({"name": "sgd"}, description="optimizer, on both sides unless --server-optimizer is given")
+    server_optimizer: Spec | None = Field(None, description="the server's optimizer")
+    partition: Spec = Field({"name": "dirichlet"}, description="who holds which rows")
+    clients: int | None = Field(None, ge=1, description="number of clients (default: 30; natural ones: all there are)")
+    protocol: Literal["smofi", "cyclesl"] = Field(
+        "smofi",
+        description="smofi: epochs, optimizers start every round with empty memory, one test set; "
+        "cyclesl: one batch per client and round, memory lives on, each client is tested on rows of its own",
+    )
+    holdout: float = Field(
+        0.1,
+        gt=0,
+        lt=1,
+        description="share of a client's rows it is tested on: cyclesl, and tasks without test rows",
+    )
+    rounds: int = Field(10, description="communication rounds, at least 1")
+    participation: int | float = Field(
+        1.0, description="clients per round: a rate above 0 and up to 1 (0.2), or a number (6)"
+    )
+    batch_size: int = Field(32, description="samples per step, at least 1")
+    local_epochs: int = Field(5, description="passes over a client's data per round, at least 1")
+    local_steps: int | None = Field(None, description="steps per round instead of epochs, at least 1")
+    last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
+    small_client: Literal["skip", "one_batch"] | None = Field(
+        None, description="a client with less than one batch (default: skip; in smofi with --local-steps one_batch)"
+    )
+    data: str | None = Field(
+        None,
+        description="your own data: a folder of images by class (or by client and class), a .npz or a .parquet file; "
+        "a task of its own",
+    )
+    data_test: str | None = Field(None, description="your own test rows, of the same kind (default: --holdout)")
+    x_column: str = Field("x", description="your own data: the inputs' array or column; several columns: a,b,c")
+    y_column: str = Field("y", description="your own data: the labels' array or column")
+    owner_column: str | None = Field(None, description="your own data: the column that says whose a row is")
+    layout: Literal["auto", "class", "client"] = Field("auto", description="your own folder: by class, or by client")
+    image_size: int | None = Field(None, ge=1, description="your own images: resized to this many pixels square")
+    augment: bool = Field(False, description="shift and mirror training images at random, where the task does that")
+    labels: Literal["send", "stay"] = Field(
+        "send",
+        description="send: with the smashed data; stay: the last block is the client's too, and labels and loss never "
+        "leave it (the U-shape)",
+    )
+    noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm, at least 0")
+    kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
+    profile: str = Field(
+        "alike",
+        description="the clients' machines, for simulated seconds and for schemes that regulate batch sizes by them",
+    )
+    kappa: float = Field(100.0, gt=0, description="simulated seconds: the server is so many times as fast as a client")
+    count_sync: bool = Field(False, description="simulated seconds: count the fronts' way down and up")
+    sequential: Literal["strict", "paper_like"] = Field(
+        "strict", description="simulated seconds of SFLV2: clients strictly in turn, or only the server's work"
+    )
+    evaluate_every: int = Field(1, description="rounds between evaluations, at least 1")
+    target: float | None = Field(None, description="stop once the test accuracy is at least this, above 0 and up to 1")
+    seed: int = Field(0, description="seed of everything random")
+    init: str | None = Field(None, description="warm start: a model.safetensors to begin from")
+    train_rows: int | None = Field(None, description="use this many of the training rows, drawn at random, at least 1")
+    data_dir: str | None = Field(None, description="folder of data sets (default: the variable CUTLAYER_DATA)")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints")
+    backend: Literal["auto", "loop", "stacked"] = Field(
+        "auto",
+        description="how clients are computed: loop, each by itself; stacked, those of a step in one graph (small "
+        "models); auto: by a fixed rule on the model",
+    )
+    ranks: Literal["ordered", "fast"] = Field(
+        "ordered",
+        description="under torchrun, how ranks add up: ordered, the bits of one process; fast, up to rounding",
+    )
+    memory_limit: float | None = Field(
+        None,
+        gt=0,
+        description="MiB for a round's weights, gradients and activations: clients then train in groups where the "
+        "scheme allows it, and what cannot fit is refused at once",
+    )
+    threads: int | None = Field(None, description="clients computed side by side, at least 1 (default: one per core)")
+    autocast: Literal["bfloat16"] | None = Field(
+        None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
+    )
+    device: str = Field("cpu", description="torch device")
+
+    @field_validator("task", "profile")
+    @classmethod
+    def _known(cls, name: str, info: Any) -> str:
+        valid = TASKS if info.field_name == "task" else PROFILES
+        if name not in valid:
+            raise unknown(info.field_name, name, valid)
+        return name
+
+    @field_validator("data", "data_test", "data_dir", "init")
+    @classmethod
+    def _path(cls, given: str | None, info: Any) -> str | None:
+        if given is not None:
+            as_path(info.field_name, given)
+        return given
+
+    @field_validator(*TABLES, mode="before")
+    @classmethod
+    def _whole_part(cls, given: Any, info: Any) -> Spec | None:
+        return None if given is None else complete(info.field_name, given)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Config:
+        if (self.data is None) == (self.task == OWN):
+            raise ContractError(f"task = {self.task!r}, data = {self.data!r}: expected a named task, or data alone")
+        from cutlayer.engine.validate import brought, refuse_senseless  # here: it loads torch
+
+        update, optimizer = self.part("update"), self.part("optimizer")
+        refuse_senseless(
+            self.part("scheme"),
+            self.part("local"),
+            update,
+            brought(update, optimizer),
+            brought(update, self.part("server_optimizer") or optimizer),
+            self.protocol,
+            not isinstance(self.cut, int) and self.cut[0] != self.cut[1],
+            self.labels,
+        )
+        return self
+
+    def part(self, field: str) -> Any:
+        """The object a part's table stands for, or None."""
+        spec: Spec | None = getattr(self, field)
+        if spec is None:
+            return None
+        part = TABLES[field][spec["name"]]
+        return part.make(**part.fixed, **{k: v for k, v in spec.items() if k != "name"})
+
+
+def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
+    """A part with every parameter spelled out, checked: names, types and values."""
+    spec, table = _table(field, given), TABLES[field]
+    name = spec.pop("name", None)
+    if name is None:
+        raise ContractError(f"{field} = {given!r}: parameters without a name; expected a name of {', '.join(table)}")
+    if name not in table:
+        raise unknown(field, name, table)
+    part = table[name]
+    valid = part.takes
+    for key in spec:
+        if key not in valid:
+            raise unknown(f"parameter of {field} {name!r}", key, valid)
+    checked = _adapter(field, part).model_validate(spec)
+    values = {key: getattr(checked, key) for key in valid}
+    if field != "model":
+        try:
+            part.make(**part.fixed, **values)  # the part's own checks
+        except ContractError as error:
+            raise ContractError(f"{field}.{error}") from error
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
+    return {"name": name, **plain}
+
+
+@cache
+def _adapter(field: str, part: Part) -> type[BaseModel]:
+    fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in part.signature().items()}
+    if "decay" in fields:
+        fields["decay"] = (float, fields["decay"][1])  # a function has no place in a text
+    return create_model(f"{field}", __config__=ConfigDict(extra="forbid", allow_inf_nan=True), **fields)
+
+
+def parse(values: Mapping[str, Any]) -> Config:
+    """A config from nested values; the error names the field, the value and what was expected."""
+    for key in values:
+        if key not in Config.model_fields:
+            raise unknown("config key", key, Config.model_fields)
+    given = {key: value for key, value in values.items() if value is not None}
+    if given.get("data") is not None:
+        from cutlayer.data.own import by_client, pictures
+
+        given, where = {"task": OWN, **given}, as_path("data", str(given["data"]))
+        with reached(f"data = {str(where)!r}"):
+            images = pictures(where)
+            natural = by_client(where, str(given.get("layout")), given.get("owner_column"))
+        given = {"model": "resnet" if images else "mlp", "cut": 1 if images else 0, **given}
+        if natural:
+            given = {"partition": {"name": "natural", "min_size": 1}, **given}
+    task = TASKS.get(str(given.get("task", "digits")))
+    names = {field: Config.model_fields[field].default for field in TABLES}
+    if task is not None:  # the task's own, spelled out
+        given = {**task.defaults, "cut": task.cut, **given}
+        names["model"] = {"name": task.model}
+    for field in ("model", "scheme", "update", "optimizer", "partition"):
+        given[field] = merge(names, {field: given.get(field, {})})[field]
+    if "server_optimizer" in given:  # what is not said of it is as in the client's
+        given["server_optimizer"] = merge(
+            {"server_optimizer": given["optimizer"]}, {"server_optimizer": given["server_optimizer"]}
+        )["server_optimizer"]
+    try:
+        return Config(**given)
+    except ValidationError as error:
+        raise ContractError(explain(error)) from error
+
+
+def explain(error: ValidationError) -> str:
+    """Pydantic's findings as our sentences."""
+    said = []
+    for item in error.errors():
+        cause = item.get("ctx", {}).get("error")
+        where = ".".join(str(part) for part in item["loc"] if isinstance(part, str | int))
+        if isinstance(cause, CutlayerError):
+            said.append(str(cause))
+        else:
+            said.append(f"{where} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}")
+    return "; ".join(dict.fromkeys(said))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`; a part that changes its name forgets the parameters of the old name."""
+    out = dict(base)
+    for key, value in over.items():
+        if key in TABLES and value is not None:
+            new, old = _table(key, value), _table(key, out.get(key) or {})
+            if "name" in new and "name" not in old:  # parameters without a name are for whichever part has them
+                part = TABLES[key].get(new["name"])
+                old = {k: v for k, v in old.items() if part is None or k in part.takes}
+            elif "name" in new and new["name"] != old["name"]:
+                old = {}
+            out[key] = {**old, **new}
+        else:
+            out[key] = value
+    return out
+
+
+def words(spec: Spec) -> str:
+    """A part as it would be called: smofi(alpha=-0.1)."""
+    return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
+
+
+def loads(toml: str) -> dict[str, Any]:
+    """TOML text as nested values. A ValueError for whatever is none, also for what is nested too deeply."""
+    try:
+        values = tomllib.loads(toml)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    level: list[Any] = [values]
+    for _ in range(DEEPEST):
+        held = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [inner for inside in held for inner in inside if isinstance(inner, dict | list)]
+    if level:
+        raise ValueError(f"nested too deeply: expected at most {DEEPEST} tables and lists within each other")
+    return values
+
+
+def _table(field: str, given: Any) -> Spec:
+    """A part as a table, whether it was given as a name or as a table."""
+    table = {"name": given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or not isinstance(table.get("name", ""), str):
+        raise ContractError(f"{field} = {given!r}: expected a name, or a table with a name")
+    return dict(table)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as nested values."""
+    try:
+        with reached(str(path)):
+            return loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(f"{path}: not readable as TOML: {error}") from error
+
+
+def dump(config: Config) -> str:
+    """The config as TOML, parts last."""
+    values = {k: v for k, v in config.model_dump().items() if v is not None}
+    plain = {k: v for k, v in values.items() if k not in TABLES}
+    return tomli_w.dumps({**plain, **{k: values[k] for k in TABLES if k in values}})

@@ -1,0 +1,71 @@
+"""Options that have no effect in a run: refused where they can only be a mistake, said where they may be a habit."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator
+
+from cutlayer.errors import ContractError, NoEffect
+from cutlayer.experiment.config import Config
+from cutlayer.registry import OWN
+
+OF_OWN_DATA = ("data_test", "x_column", "y_column", "owner_column", "layout", "image_size")
+WITHOUT_TEST = ("femnist", "shakespeare")
+Effect = tuple[str, Callable[[Config], bool], str]
+
+
+def _keeps(config: Config) -> bool:
+    return config.protocol == "cyclesl" or config.part("scheme").carry == "keep"
+
+
+def _adaptive(config: Config) -> bool:
+    return bool(config.scheme.get("adaptive"))
+
+
+SAID: tuple[Effect, ...] = (  # a field, whether it acts, and why it does not
+    ("local_epochs", lambda c: c.local_steps is None and c.protocol == "smofi", "the steps of a round are counted"),
+    (
+        "holdout",
+        lambda c: c.protocol == "cyclesl" or c.task in WITHOUT_TEST or (c.task == OWN and c.data_test is None),
+        "the task has test rows of its own",
+    ),
+    ("data_dir", lambda c: c.task not in ("digits", OWN), "this task's rows are not in a data folder"),
+    ("kept_memory", _keeps, "clients keep nothing between rounds"),
+    ("sequential", lambda c: c.scheme["name"] == "sflv2", "it concerns SFLV2 alone"),
+    ("ranks", lambda c: "WORLD_SIZE" in os.environ, "there is one process; several come with torchrun"),
+)
+PARTS: tuple[tuple[str, str, Callable[[Config], bool], str], ...] = (
+    ("scheme", "alpha", lambda c: not _adaptive(c), "with adaptive, the cosine takes its place"),
+    ("scheme", "stale_offset", lambda c: not _adaptive(c), "with adaptive, the cosine takes its place"),
+    (
+        "scheme",
+        "rebias_history",
+        lambda c: (c.server_optimizer or c.optimizer)["name"].startswith("adam"),
+        "it is Adam's",
+    ),
+    ("scheme", "memory", lambda c: c.protocol == "cyclesl", "in protocol smofi the server's memory lasts one round"),
+)
+
+
+def check(config: Config, given: Collection[str], label: str = "", all_methods: int = 1) -> None:
+    """Refuse or mention what was `given` and does nothing. In a comparison of several methods, what acts for some of
+    them is no mistake, and nothing is said of it."""
+    for field in OF_OWN_DATA:
+        if field in given and config.data is None:
+            raise ContractError(f"{field} = {getattr(config, field)!r}: it concerns your own data; expected --data too")
+    if all_methods > 1:
+        return
+    for words in idle(config, given):
+        warnings.warn(f"{label + ': ' if label else ''}{words}", NoEffect, stacklevel=2)
+
+
+def idle(config: Config, given: Collection[str]) -> Iterator[str]:
+    """What does nothing, in a sentence each."""
+    for field, acts, why in SAID:
+        if field in given and not acts(config):
+            yield f"{field} = {getattr(config, field)!r} has no effect here: {why}"
+    for field, parameter, acts, why in PARTS:
+        spec = getattr(config, field)
+        if f"{field}.{parameter}" in given and spec and parameter in spec and not acts(config):
+            yield f"{field}.{parameter} = {spec[parameter]!r} has no effect here: {why}"

@@ -1,0 +1,117 @@
+"""Who holds which rows, and what everybody is tested on: from a config's words to a population of clients."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cutlayer.core.randomness import EVERYBODY, rng
+from cutlayer.data.dataset import Dataset
+from cutlayer.data.own import Own
+from cutlayer.data.parts import Holdout, Parts, Side, Tail
+from cutlayer.data.rows import Rows
+from cutlayer.data.source import Population, View
+from cutlayer.data.tasks import held, load_task
+from cutlayer.data.transform import Transform
+from cutlayer.errors import expect
+from cutlayer.experiment.config import Config
+
+CLIENTS = 30
+_known: dict[Any, str] = {}
+
+
+@functools.lru_cache(maxsize=2)
+def _load_once(holds: str, *task: Any) -> Dataset:
+    return load_task(*task)
+
+
+def look(config: Config) -> None:
+    """From now on, `load_data` gives the rows as the files hold them now: for a run that begins."""
+    task = _task(config)
+    _known[task] = held(task[0], task[1], task[4])
+
+
+def load_data(config: Config) -> Dataset:
+    """The rows a config names; read once. A run that is under way has no more need of the files."""
+    task = _task(config)
+    if task not in _known:
+        look(config)
+    return _load_once(_known[task], *task)
+
+
+def _task(config: Config) -> tuple[str, Path | None, int | None, int, Own | None]:
+    """What `load_task` takes."""
+    own = None
+    if config.data is not None:
+        columns = config.x_column, config.y_column, config.owner_column
+        own = Own(config.data, config.data_test, *columns, config.layout, config.image_size)
+    return config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
+
+
+def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
+    """The rows that are divided over the clients, and the parts.
+
+    With tests of their own, clients divide training and test rows together, unless owners have rows of both.
+    """
+    name, rows = config.partition["name"], data.train
+    if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
+        rows = data.everything
+    clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
+    draw = rng(config.seed, 0, EVERYBODY, "partition")
+    return rows, config.part("partition")(rows.y, clients, draw, rows.owners)
+
+
+def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
+    """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) rows of each client's own."""
+    rows, parts = divided(config, data)
+    seen = training_view(config, data)
+    natural = config.partition["name"] == "natural"
+    if config.protocol != "cyclesl" and len(data.test):
+        of_clients = natural and _shared(data) == "all"  # an owner who is no client is not asked
+        tested = np.sort(_by_owner(parts, rows, data.test).order) if of_clients else np.arange(len(data.test))
+        return Population(rows, parts, seen), View(data.test, tested, data.plain)
+    if parts.tests is not None:
+        return Population(rows, parts, seen), Population(rows, parts.tests, data.plain)
+    if natural and _shared(data):
+        return Population(rows, parts, seen), Population(data.test, _by_owner(parts, rows, data.test), data.plain)
+    split = Holdout(config.holdout, config.seed) if data.gap is None else Tail(config.holdout, data.gap)
+    sides = (Side(parts, split, test) for test in (False, True))
+    train, test = (Population(rows, side, how) for side, how in zip(sides, (seen, data.plain), strict=True))
+    return train, test
+
+
+def training_view(config: Config, data: Dataset) -> Transform:
+    """How clients see their rows in training."""
+    if not config.augment:
+        return data.plain
+    random = getattr(data.changed, "random", False)
+    expect(random, "augment", True, f"false: nothing is known of how rows of {config.task!r} may be changed at random")
+    return data.changed
+
+
+def tested(data: Dataset) -> View | None:
+    """The task's test rows, where there are some."""
+    return View(data.test, np.arange(len(data.test)), data.plain) if len(data.test) else None
+
+
+def _shared(data: Dataset) -> Literal["all", "some"] | None:
+    """Whether those who own test rows own training rows too, as in LEAF's split by sample: all, some or none of them.
+
+    CelebA and Speech Commands are published with nobody on both sides.
+    """
+    train, test = (
+        set() if rows.owners is None else {rows.owner_names[i] for i in np.unique(rows.owners)}
+        for rows in (data.train, data.test)
+    )
+    return None if not test & train else "all" if test <= train else "some"
+
+
+def _by_owner(parts: Parts, rows: Rows, test: Rows) -> Parts:
+    """The test rows of the owner whose training rows each client holds."""
+    assert rows.owners is not None and test.owners is not None
+    theirs = {name: np.flatnonzero(test.owners == code) for code, name in enumerate(test.owner_names)}
+    who = (rows.owner_names[int(rows.owners[part[0]])] for part in parts)
+    return Parts.of(theirs.get(name, np.empty(0, dtype=np.int64)) for name in who)

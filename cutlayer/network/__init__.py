@@ -1,0 +1,1 @@
+"""A run over clients on other machines."""

@@ -1,0 +1,107 @@
+"""Training over a network, from Python: `serve` on one machine, `join` on the others.
+
+What it needs beyond cutlayer's core is loaded when one of them is called: pip install cutlayer[net].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from cutlayer.clients.messages import Loss
+from cutlayer.core.extras import needs
+from cutlayer.engine.run import Result
+from cutlayer.engine.train import rounds
+from cutlayer.errors import expect
+from cutlayer.network.protocol.settings import Limits, Net, Say
+from cutlayer.nn.copies import twin
+
+if TYPE_CHECKING:
+    from cutlayer.network.client.loop import Joined
+    from cutlayer.network.server.service import Service
+
+
+def serve(
+    model: nn.Module,
+    test: Any = None,
+    *,
+    example: Any = None,
+    listen: str = "127.0.0.1:7443",
+    certs: str | Path | None = None,
+    insecure: bool = False,
+    min_clients: int = 2,
+    net: Net | None = None,
+    watch: Callable[[Service], None] | None = None,
+    **training: Any,
+) -> Result:
+    """Train `model` with clients that `cl.join`: `train`, but for the clients, which are on other machines.
+
+    test       as in `train`: (x, y) or a dataset for the global model. Without one, `example`: a few rows like the
+               clients', with labels, to try the model on
+    listen     HOST:PORT; port 0 takes any that is free
+    certs      the server's folder of `cutlayer certs init`; without it, loopback only, unless `insecure`
+    net        all of it, and the rest (quorum, deadlines, compression), as a `cl.Net`
+    watch      called once when the server listens, with the service: `service.hub.port`, `service.roster`
+    training   everything else that `train` takes, but for `clients`, `profile`, `ranks` and `memory_limit`
+    """
+    needs("net")
+    from cutlayer.network.server.service import Service
+
+    expect(test is not None or example is not None, "test", None, "rows to test on, or `example`: a few to try")
+    for field_ in ("profile", "ranks", "memory_limit", "clients"):
+        expect(field_ not in training, field_, training.get(field_), "nothing: clients are on other machines")
+    settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
+    known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
+    service = Service(model, example if example is not None else test, settings, **known)
+    run = rounds(model, service.clients, test, **{"backend": "loop", **training})
+    with service.open(run):
+        if watch is not None:
+            watch(service)
+        history = list(run)
+    return Result(run.model, history)
+
+
+def join(
+    server: str,
+    data: Any,
+    *,
+    model: nn.Module,
+    certs: str | Path | None = None,
+    name: str = "",
+    out: str | Path = "joined",
+    loss: Loss = functional.cross_entropy,
+    limits: Limits = Limits(),
+    patience: float = 3600.0,
+    device: str | torch.device = "cpu",
+    insecure: bool = False,
+    say: Say = lambda line: None,
+) -> Joined:
+    """Take part in the training of `cl.serve`, until it ends.
+
+    server     HOST:PORT
+    data       (x, y) or a map-style dataset: what this client holds, and never sends
+    model      the whole model, as the server has it; only the client's blocks are trained here
+    certs      this client's folder of `cutlayer certs client`; its name is in the certificate
+    name       where there are no certificates
+    out        a folder for what this client keeps between rounds, and for the front at the end
+    loss       where labels stay with the client
+    limits     what a server may ask of this client
+    patience   seconds without a server before giving up
+    insecure   dial another machine without certificates
+    say        called with a line when something happens
+    """
+    needs("net")
+    from cutlayer.data.source import Source, source
+    from cutlayer.network.client.loop import Joining
+    from cutlayer.network.protocol.handshake import Welcome
+    from cutlayer.network.transport.frames import DTYPES
+
+    def load(welcome: Welcome) -> tuple[nn.Module, Source]:
+        return twin(model), source(data, DTYPES[welcome.dtype], "data")
+
+    return Joining(server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say)()

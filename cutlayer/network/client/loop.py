@@ -1,0 +1,194 @@
+"""Training over a network, a client's side: dial out, train the front whenever asked, come back when the stream breaks.
+
+A client never knows the scheme: what it does is in the plans it gets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cutlayer.clients.messages import Loss
+from cutlayer.core import sealed
+from cutlayer.core.files import as_path
+from cutlayer.data.source import Source
+from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
+from cutlayer.network.client.session import Remote
+from cutlayer.network.client.store import Own
+from cutlayer.network.protocol.contract import agreed
+from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
+from cutlayer.network.protocol.settings import LOOPBACK, Limits, Say, is_port
+from cutlayer.network.transport import identity, plain
+from cutlayer.network.transport.dial import Gone, Line, speaks_tls, waits
+from cutlayer.network.transport.frames import Frame
+from cutlayer.network.transport.reload import Reminders, Watched
+from cutlayer.nn.copies import twins
+from cutlayer.nn.cut import Layout, blocks_of, cut_range, device_of
+from cutlayer.nn.flat import Half, Style, Vectors
+
+CLOSED = "Socket closed"  # what grpc says when a server refuses our certificate, but not only then
+HINT = "; so does a server that does not accept a client's certificate: is it of the same authority?"
+SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
+Load = Callable[[Welcome], tuple[nn.Module, Source]]
+"""Model and data, once the server has said what it trains."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a client ends with: its last round, and the front (with the last block, where labels stay), if given."""
+
+    rounds: int
+    front: nn.Sequential | None
+    path: Path | None
+
+
+@dataclass
+class Joining:
+    """One client's way through a run."""
+
+    server: str
+    load: Load
+    certs: str | Path | None
+    name: str
+    out: Path
+    loss: Loss
+    limits: Limits
+    patience: float
+    device: torch.device
+    insecure: bool
+    say: Say
+
+    def __post_init__(self) -> None:
+        host, _, port = self.server.rpartition(":")
+        expect(bool(host) and is_port(port), "server", self.server, "HOST:PORT")
+        expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
+        if self.certs is None and not self.insecure and host not in LOOPBACK:
+            raise ContractError(
+                f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
+            )
+        if self.certs is None and not self.name:
+            raise ContractError("name = '': expected a name, or certs, whose certificate says it")
+        as_path("out", self.out)
+        self.watched = None if self.certs is None else Watched(as_path("certs", self.certs), self.name, self.say)
+        self.name = self.name if self.watched is None else self.watched.held.name
+        self._remind = Reminders(self.say)
+        identity.check_name(self.name)
+        self.remote: Remote | None = None
+        self.welcome: Welcome | None = None
+
+    def __call__(self) -> Joined:
+        pauses, alone = waits(), time.monotonic()
+        while True:
+            who = None if self.watched is None else self.watched.proven()
+            self._remind("", None if who is None else identity.warning(who))
+            line, there = Line(self.server, who), False
+            try:
+                self._greet(line)
+                pauses, there = waits(), True
+                while (frame := line.receive()).kind != "Bye":
+                    self._answer(line, frame)
+                return self._end(frame)
+            except FrameError as error:
+                raise FrameError(f"{self.server}: it sent {error}") from error
+            except Gone as error:
+                if self.remote is not None:
+                    self.remote.anew()
+                if there:
+                    alone = time.monotonic()
+                unwelcome = self.welcome is None and CLOSED in str(error)
+                if unwelcome and who is None and speaks_tls(self.server):
+                    raise AuthError(f"{self.server}: it shows a certificate; expected certs, to show ours") from error
+                gone, hint = time.monotonic() - alone, HINT if unwelcome and who is not None else ""
+                if gone > self.patience:
+                    raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}{hint}") from error
+                pause = next(pauses)
+                self.say(f"{self.server}: {error}; trying again in {pause:.1f} s")
+                time.sleep(pause)
+            finally:
+                line.close()
+
+    def _greet(self, line: Line) -> None:
+        welcome: Welcome = read(line.greet(words(Hello(name=self.name))), Welcome)
+        if self.welcome is None or welcome != self.welcome:
+            self.remote, self.welcome = self._begin(welcome), welcome
+        assert self.remote is not None
+        line.reader.limit = self.remote.limit
+        line.send("Ready", {"samples": len(self.remote.source)})
+        self.say(f"{self.server}: connected as {self.name}, {len(self.remote.source)} samples")
+
+    def _begin(self, welcome: Welcome) -> Remote:
+        """The model and the data, held against what the server says."""
+        model, rows = self.load(welcome)
+        expect(len(rows) > 0, "data", "no rows", "at least one row")
+        layout = Layout(len(blocks_of(model)), tail=int(welcome.labels == "stay"))
+        cut_range(welcome.cuts, layout)
+        mine = digest(model, layout, welcome.cuts[1])
+        expect(mine == welcome.front, "model", f"front {mine}", f"the server's, {welcome.front}: the same blocks")
+        try:
+            contract = agreed(model, welcome.cuts, layout, rows, welcome.classes, self.device)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a model may raise
+            raise ContractError(f"data: the model does not accept its rows: {error}") from error
+        if welcome.classes is not None:
+            rows.expect_classes(welcome.classes)
+        own = Own(self.out / welcome.run / self.name)
+        style = Style(welcome.randomness, None)
+        return Remote(model, layout, contract, rows, self.loss, own, self.limits, self.device, style)
+
+    def _answer(self, line: Line, frame: Frame) -> None:
+        remote, welcome = self.remote, self.welcome
+        assert remote is not None and welcome is not None
+        if frame.kind == "Refused":
+            raise ContractError(f"the server refuses: {plain(frame.words.get('why'))}")
+        if frame.kind == "Stop":
+            n, why = (plain(frame.words.get(name)) for name in ("round", "why"))
+            self.say(f"round {n}: the server goes on without us: {why}")
+        before = remote.round
+        for kind, said, tensors in remote.answer(frame):
+            line.send(kind, said, tensors, welcome.code if kind in SHORT else "raw", welcome.zstd)
+            if kind == "Report":
+                self.say(f"round {said['at'][0]}: reported")
+        if remote.round != before:
+            self.say(f"round {remote.round}: {remote.steps} steps")
+        line.reader.limit = remote.limit
+
+    def _end(self, frame: Frame) -> Joined:
+        """The run is over: the front, if there is one, in a file that `cl.load` reads."""
+        remote, welcome = self.remote, self.welcome
+        assert remote is not None and welcome is not None
+        if why := frame.words.get("why"):
+            raise Diverged(f"the server ends the run: {plain(why)}")
+        cut = frame.words.get("cut")
+        vectors = frame.tensors
+        confirmed = frame.words.get("confirmed", 0)
+        if not isinstance(confirmed, int):
+            raise FrameError(f"a last round {confirmed!r}")
+        kept = remote.own.load(confirmed)
+        if not vectors and "w" in kept:  # the front is ours anyway
+            vectors, cut = tuple(kept[name] for name in Vectors._fields), welcome.cuts[0]
+        if not vectors:
+            return Joined(remote.round, None, None)
+        if not isinstance(cut, int) or cut not in remote.contract.sizes or len(vectors) != 3:
+            raise FrameError("a last front that cannot be")
+        blocks = blocks_of(remote.model)
+        which = remote.layout.client(cut)
+        mine = twins(blocks)
+        part = Half([mine[index] for index in which], device_of(mine))
+        for vector, size, dtype in zip(vectors, part.sizes, part.dtypes, strict=True):
+            if tuple(vector.shape) != (size,) or vector.dtype != dtype or not bool(torch.isfinite(vector).all()):
+                found = f"{vector.dtype} {tuple(vector.shape)}"
+                raise FrameError(f"a last front of {found}, expected finite {dtype} {size}")
+        part.write(Vectors(*vectors))
+        front = nn.Sequential(*(mine[index] for index in sorted(which)))
+        path = self.out / welcome.run / self.name / "front.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"model": welcome.model, "shape": list(welcome.shape), "classes": welcome.classes, "cut": cut}
+        held = "ends" if remote.layout.tail else "front"
+        said = {} if welcome.model is None else {"cutlayer": json.dumps({**about, "part": held})}
+        sealed.save_model(path, front.state_dict(), said)
+        self.say(f"the run is over; the front is in {path}")
+        return Joined(remote.round, front.eval(), path)

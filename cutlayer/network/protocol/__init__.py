@@ -1,0 +1,1 @@
+"""What server and clients agree on: settings, the handshake, the contract, the codec."""

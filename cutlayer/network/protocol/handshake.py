@@ -1,0 +1,88 @@
+"""The first words on a stream: a client's Hello, the server's Welcome. Both hold the other to what was agreed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from torch import nn
+
+from cutlayer.core.randomness import Randomness
+from cutlayer.errors import FrameError
+from cutlayer.network.transport import Code
+from cutlayer.network.transport.frames import DTYPES, VERSION
+from cutlayer.nn.cut import Layout, blocks_of
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`name` counts only where no certificate says it."""
+
+    version: int = VERSION
+    name: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client must know before its first plan.
+
+    `run`: whose it is. `model`: a name and parameters, where both sides can build it. `front`: a digest of the client's
+    blocks. `seen`: how a model sees stored rows, and `class_names` what labels stand for, where the task says so.
+    """
+
+    run: str
+    cuts: tuple[int, int]
+    labels: Literal["send", "stay"]
+    dtype: str
+    front: str
+    randomness: Randomness
+    code: Code
+    zstd: bool
+    model: dict[str, Any] | None = None
+    shape: tuple[int, ...] = ()
+    classes: int | None = None
+    task: str | None = None
+    seen: dict[str, Any] | None = None
+    class_names: tuple[str, ...] = ()
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        """A client names a folder after the run, and writes some of this down."""
+        for field, good in (
+            ("run", re.fullmatch("[A-Za-z0-9]{1,64}", self.run) is not None),
+            ("cuts", 0 <= self.cuts[0] <= self.cuts[1]),
+            ("dtype", self.dtype in DTYPES),
+            ("shape", len(self.shape) < 8 and all(1 <= side < 2**31 for side in self.shape)),
+            ("classes", self.classes is None or 1 <= self.classes < 2**31),
+        ):
+            if not good:
+                raise ValueError(f"{field} = {getattr(self, field)!r}")
+        json.dumps([self.model, self.seen])  # plain values, or a TypeError
+
+
+def read(words: dict[str, Any], kind: type[Any]) -> Any:
+    """Words as a Hello or a Welcome."""
+    if words.get("version") != VERSION:
+        raise FrameError(f"protocol version {words.get('version')!r}, expected {VERSION}: install the same cutlayer")
+    try:
+        return msgspec.convert(words, kind)
+    except msgspec.ValidationError as error:
+        raise FrameError(f"a {kind.__name__} that cannot be: {error}") from error
+
+
+def words(said: Hello | Welcome) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(said)
+    return found
+
+
+def digest(model: nn.Module, layout: Layout, cut: int) -> str:
+    """Of the client's blocks, as far as their text and their tensors' names, shapes and types tell."""
+    blocks = blocks_of(model)
+    found = hashlib.blake2b(digest_size=8)
+    for index in layout.client(cut):
+        tensors: Sequence[Any] = [*blocks[index].named_parameters(), *blocks[index].named_buffers()]
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+        found.update(repr((index, str(blocks[index]), shapes)).encode())
+    return found.hexdigest()

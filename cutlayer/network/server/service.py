@@ -1,0 +1,172 @@
+"""Training over a network, the server's side: clients dial in, and the run is a run like any other."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cutlayer.clients.remote import Elsewhere
+from cutlayer.data.source import source
+from cutlayer.engine import backend as backends
+from cutlayer.engine import inputs
+from cutlayer.engine.run import Run
+from cutlayer.errors import CutlayerError, Diverged, expect
+from cutlayer.network.protocol.codec import sendable
+from cutlayer.network.protocol.contract import agreed
+from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
+from cutlayer.network.protocol.settings import Net
+from cutlayer.network.server.cohort import NetCohort, Patience, Rules
+from cutlayer.network.server.roster import Roster
+from cutlayer.network.transport import identity
+from cutlayer.network.transport.frames import written
+from cutlayer.network.transport.hub import Hub
+from cutlayer.network.transport.reload import Reminders
+from cutlayer.nn.copies import twin
+from cutlayer.nn.cut import Cut, Layout, blocks_of, cut_range, probe
+from cutlayer.nn.flat import half
+from cutlayer.schemes.autograd import Loss
+
+log = logging.getLogger(__name__)
+LINGER = 5.0  # seconds for clients that are away when a run ends
+
+
+@dataclass(frozen=True)
+class About:
+    """What clients are told of model and data besides what the model itself says."""
+
+    model: Mapping[str, Any] | None = None
+    shape: tuple[int, ...] = ()
+    task: str | None = None
+    seen: Mapping[str, Any] | None = None
+    class_names: tuple[str, ...] = ()
+
+
+@dataclass
+class Service:
+    """Everything between a run and its clients. `look`: rows like theirs. `run_id`: the same after a restart."""
+
+    model: nn.Module
+    look: Any
+    net: Net
+    cut: Cut = 0
+    labels: str = "send"
+    loss: Loss = functional.cross_entropy
+    participation: float | int = 1.0
+    device: str | torch.device = "cpu"
+    about: About = field(default_factory=About)
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    roster_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        net, on = self.net, inputs.device(self.device)
+        model = twin(self.model)
+        self.layout = Layout(len(blocks_of(model)), tail=int(self.labels == "stay"))
+        cuts = cut_range(self.cut, self.layout)
+        self._select(1)  # refused now, or never
+        dtype = half(model, self.layout.whole, on).read().w.dtype
+        rows = source(self.look, dtype, "test")
+        x, y = inputs.example([rows], on)
+        randomness = backends.randomness(model, x, y, self.loss, on)
+        with torch.no_grad():
+            outputs = probe(model, x, *cuts, self.layout.tail)
+        classes = inputs.classes(self.loss, outputs)
+        contract = agreed(model, cuts, self.layout, rows, classes, on)
+        self.welcome = Welcome(
+            run=self.run_id,
+            cuts=cuts,
+            labels="stay" if self.layout.tail else "send",
+            dtype=str(dtype)[6:],
+            front=digest(model, self.layout, cuts[1]),
+            randomness=randomness,
+            code=net.code,
+            zstd=net.zstd,
+            model=None if self.about.model is None else dict(self.about.model),
+            shape=self.about.shape,
+            classes=classes,
+            task=self.about.task,
+            seen=None if self.about.seen is None else dict(self.about.seen),
+            class_names=self.about.class_names,
+        )
+        list(written("Welcome", words(self.welcome)))  # it fits into a frame, or that is said now
+        who = None if net.certs is None else identity.read(net.certs, "server")
+        self._folder = None if net.certs is None else identity.place(net.certs, "server")
+        self._remind = Reminders(log.warning)
+        expect(who is None or who.serves, "certs", str(net.certs), "the server's certificate, not a client's")
+        self.hub = Hub(net.listen, who, self._admit, self._revoked)
+        self.roster = Roster(self.roster_path)
+        rules = Rules(net.min_clients, self._select, net.over_selection, net.quorum, net.attempts, net.code, net.zstd)
+        least = min(max(5.0, net.deadline / 4), net.deadline)
+        patience = Patience(first=net.deadline, least=least, most=max(10 * net.deadline, 600.0))
+        self.cohort = NetCohort(self.hub, self.roster, contract, patience, rules, net.grace)
+
+    @property
+    def clients(self) -> Elsewhere:
+        return Elsewhere(self.look, self.roster.sizes, self.cohort)
+
+    @contextmanager
+    def open(self, run: Run) -> Iterator[None]:
+        """Listen as long as the run lasts; at its end clients are told, and given the front."""
+        sendable(run.setup.optimizer, run.setup.local)
+        self.check_certificate()
+        self.hub.start()
+        try:
+            yield
+            self._farewell(run)
+        except Diverged as error:  # anything else can be resumed: clients wait for that
+            for session in self.roster.sessions.values():
+                session.send("Bye", {"why": str(error)})
+            raise
+        except BaseException as error:
+            said = {"round": run.state.n + 1, "attempt": 0, "why": f"the server ends: {type(error).__name__}"}
+            for session in list(self.roster.sessions.values()):
+                session.send("Stop", said)
+            raise
+        finally:
+            self.hub.stop()
+
+    def _farewell(self, run: Run) -> None:
+        """The run is over. Clients that are away have a few seconds to hear of it."""
+        front: list[Tensor] = []
+        if self.net.give_front and run.setup.scheme.carry != "keep":
+            cut = run.setup.cuts[0]
+            W_c, _ = run.state.W.split(run.setup.offsets[cut])
+            front = list(W_c)
+        told: set[int] = set()
+        until = time.monotonic() + LINGER
+        while len(told) < len(self.roster.entries) and time.monotonic() < until:
+            self.cohort.poll()
+            for j, session in self.roster.sessions.items():
+                if j not in told:
+                    parcel = run.state.kept.get(f"client/{j}")
+                    confirmed = 0 if parcel is None else int(parcel.open().get("round", 0))
+                    session.send("Bye", {"cut": run.setup.cuts[0], "confirmed": confirmed}, front)
+                    told.add(j)
+            time.sleep(0.02)
+
+    def _admit(self, name: str, said: dict[str, Any]) -> dict[str, Any]:
+        read(said, Hello)
+        return words(self.welcome)
+
+    def _revoked(self) -> set[str]:
+        return set() if self._folder is None else identity.revoked(self._folder)
+
+    def check_certificate(self) -> None:
+        """Say it if our own certificate ends soon; once a day, however often this is called."""
+        if self._folder is not None:
+            with contextlib.suppress(CutlayerError):  # the hub says what is wrong with it
+                self._remind("server", identity.warning(identity.read(self._folder)))
+
+    def _select(self, there: int) -> int:
+        wanted = self.participation
+        return inputs.selected(min(wanted, there) if isinstance(wanted, int) else wanted, there)

@@ -1,0 +1,1 @@
+"""Models as this package sees them: blocks, a cut, flat rows of weights."""

@@ -1,0 +1,139 @@
+"""Cutting a model in two.
+
+A model is an ordered list of blocks: an `nn.Sequential`, or any module with a `blocks` attribute whose forward
+applies them in order. `cut=L` gives the client blocks 0..L (block 0 is the stem) and the server the rest. Where labels
+stay with the client (the U-shape), the last block is the client's too, and the server holds the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer.core.randomness import OwnRandomness
+from cutlayer.errors import ContractError, expect, is_whole
+from cutlayer.nn.copies import twin
+from cutlayer.nn.nested import Inputs, each
+
+Cut = int | tuple[int, int]
+"""One block index, or (lo, hi) inclusive: redrawn every round."""
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model, in order."""
+    given = model if isinstance(model, nn.Sequential) else getattr(model, "blocks", None)
+    if not isinstance(given, Iterable):
+        raise ContractError(
+            f"model = {type(model).__name__}: expected an nn.Sequential, or a module with a `blocks` attribute"
+        )
+    blocks = list(given)
+    expect(len(blocks) >= 2, "model", f"{type(model).__name__} of {len(blocks)} block(s)", "at least 2 blocks to cut")
+    known = {id(p) for p in model.parameters()}
+    registered = all(id(p) in known for b in blocks for p in b.parameters())
+    expect(registered, "model.blocks", type(given).__name__, "an nn.ModuleList, so that its parameters are the model's")
+    held = {id(t) for b in blocks for t in (*b.parameters(), *b.buffers())}
+    stray = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if id(t) not in held]
+    expect(not stray, "model", stray, "every parameter and buffer inside one of the blocks")
+    return blocks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which blocks are whose, in the order in which their weights lie: the client's first, so that a cut is an offset.
+
+    `n` blocks, of which the last `tail` are the client's too: 1 where labels stay with it, otherwise 0.
+    """
+
+    n: int
+    tail: int = 0
+
+    @property
+    def whole(self) -> list[int]:
+        return [*range(self.n - self.tail, self.n), *range(self.n - self.tail)]
+
+    def client(self, cut: int) -> list[int]:
+        return self.whole[: self.tail + cut + 1]
+
+    def server(self, cut: int) -> list[int]:
+        return self.whole[self.tail + cut + 1 :]
+
+
+def cut_range(cut: Cut, layout: Layout) -> tuple[int, int]:
+    """`cut` as an inclusive range of block indices, checked: the server keeps at least one block."""
+    ends, last = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut), layout.n - layout.tail - 2
+    whole = len(ends) == 2 and all(is_whole(c) for c in ends)
+    stays = " (the last block stays with the client, and the server has at least one)" if layout.tail else ""
+    expect(last >= 0, "model", f"{layout.n} blocks", "at least 3 for labels that stay: front, middle and last block")
+    expect(whole and 0 <= ends[0] <= ends[1] <= last, "cut", cut, f"block indices from 0 to {last}{stays}")
+    return int(ends[0]), int(ends[1])
+
+
+def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
+    """Refuse a parameter or buffer that two of the parts would hold, with a cut in lo..hi: front, back, and the last
+    block where it is a part of its own."""
+    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    first: dict[int, int] = {}
+    blocks = blocks_of(model)
+    for index, block in enumerate(blocks):
+        for tensor in (*block.parameters(), *block.buffers()):
+            owner = first.setdefault(id(tensor), index)
+            apart = owner < index and owner <= hi and index > lo  # a cut c in lo..hi has owner <= c < index
+            if apart or owner < len(blocks) - tail <= index:
+                where = lo if lo == hi else (lo, hi)
+                shared = f"{names[id(tensor)]!r} is shared by blocks {owner} and {index}"
+                parts = f"on both sides of cut = {where}" if apart else "and the last is a part of its own"
+                raise ContractError(f"model: {shared}, {parts}")
+
+
+def device_of(blocks: Sequence[nn.Module]) -> torch.device:
+    """Where the first tensor of the blocks is."""
+    first = next((t for block in blocks for t in (*block.parameters(), *block.buffers())), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
+    """The blocks applied one after another."""
+    out: Any = x
+    for block in blocks:
+        out = block(out)
+    return cast(Tensor, out)
+
+
+def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
+    """Stand-alone copies of the front (blocks 0..cut) and of the back."""
+    blocks = blocks_of(model)
+    lo, hi = cut_range(cut, Layout(len(blocks)))
+    refuse_shared(model, lo, hi)
+    copies = [twin(nn.Sequential(*part)) for part in (blocks[: cut + 1], blocks[cut + 1 :])]
+    return copies[0], copies[1]
+
+
+def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
+    """The two halves as one model again (sharing their parameters)."""
+    return nn.Sequential(*front, *back)
+
+
+@torch.no_grad()
+def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tensor:
+    """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
+    mine = twin(model).eval()
+    with OwnRandomness():
+        whole = mine(each(x, torch.clone))
+    with OwnRandomness():
+        out: Any = each(x, torch.clone)
+        blocks = blocks_of(mine)
+        for index, block in enumerate(blocks):
+            out = block(out)
+            travels = lo <= index <= hi or (tail and index == len(blocks) - tail - 1)
+            if travels and not (isinstance(out, Tensor) and out.is_floating_point()):
+                kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
+                raise ContractError(f"cut = {index}: block {index} gives {kind}, expected one floating tensor")
+    if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:
+        raise ContractError("model: expected one tensor out of the last block, the same as out of the model")
+    if not torch.allclose(whole, out, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise ContractError("model: its forward is not its blocks applied in order, so a cut would change it")
+    return whole

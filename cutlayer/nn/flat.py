@@ -1,0 +1,376 @@
+"""Flat rows: a model's state as three vectors, and n copies of a half as the rows of one tensor.
+
+    w  [d]  the trainable parameters, in block order, so that any cut is an offset
+    b  [e]  the floating buffers (BatchNorm's running statistics)
+    i  [c]  the int64 buffers (BatchNorm's batch counters)
+
+Frozen parameters and other buffers are constants: they stay in the blocks and never move.
+Broadcasting is one copy, averaging and momentum are one expression on rows. The kernels of a convolution lie in
+`channels_last` order in the vector, so that no step has to reorder them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from cutlayer.core.randomness import Randomness
+from cutlayer.errors import ContractError, expect
+from cutlayer.nn.copies import twins
+from cutlayer.nn.cut import blocks_of, in_order
+from cutlayer.nn.nested import Inputs
+
+FEW = 16  # channels; 2 to 7 were seen to fail
+Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
+
+
+class Vectors(NamedTuple):
+    """The state of a model, or of a half: parameters, floating buffers, counters."""
+
+    w: Tensor
+    b: Tensor
+    i: Tensor
+
+    def clone(self) -> Vectors:
+        return Vectors(*(v.clone() for v in self))
+
+    def split(self, at: Vectors | tuple[int, int, int]) -> tuple[Vectors, Vectors]:
+        """The two halves at an offset, as views."""
+        pairs = [(v[:o], v[o:]) for v, o in zip(self, at, strict=True)]
+        return Vectors(*(p[0] for p in pairs)), Vectors(*(p[1] for p in pairs))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(v.nbytes for v in self)
+
+
+class Slot(NamedTuple):
+    """One tensor's place in a vector, and every (module, attribute) that reads it."""
+
+    start: int
+    stop: int
+    shape: torch.Size
+    last: bool  # channels last: the kernels of a convolution
+    places: list[tuple[nn.Module, str]]
+
+    def of(self, vectors: Tensor) -> Tensor:
+        """Its part of a vector [d], or of rows [n, d], in its own shape."""
+        part = vectors[..., self.start : self.stop]
+        lead = part.shape[:-1]
+        if not self.last:
+            return part.view((*lead, *self.shape))
+        out, into, *kernel = self.shape
+        return part.view(*lead, out, *kernel, into).movedim(-1, len(lead) + 1)
+
+
+class Views(NamedTuple):
+    """One row (or several, stacked), seen as the tensors a module computes with, and where their gradients go."""
+
+    w: list[nn.Parameter]
+    b: list[Tensor]
+    i: list[Tensor]
+    g: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How the blocks compute: what they draw, and whether their forward runs in a shorter type where torch says it may
+    (what comes out has the model's own)."""
+
+    randomness: Randomness = "own"
+    autocast: torch.dtype | None = None
+
+
+class Half:
+    """Some blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound.
+
+    `stages`: the places of blocks that are computed one after another. Usually there is one stage, of all of them; a
+    half that is the front and the last block of a model has two.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        device: torch.device,
+        dtypes: Dtypes | None = None,
+        style: Style | None = None,
+        last: bool | None = None,
+        template: Sequence[nn.Module] | None = None,
+        stages: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.style = style or Style()
+        self.blocks = list(blocks)
+        self.stages = stages or [range(len(self.blocks))]
+        if any(t.device != device for block in blocks for _, _, t in _tensors(block)):
+            self.blocks = list(nn.Sequential(*blocks).to(device))
+        self.device = device
+        self.last = channels_last_is_safe(self.blocks) if last is None else last
+        self.images = self.last and any(isinstance(m, nn.Conv2d) for block in self.blocks for m in block.modules())
+        self.slots: tuple[list[Slot], list[Slot], list[Slot]] = ([], [], [])
+        self.ends: list[tuple[int, int, int]] = []  # the three offsets at which each block ends
+        seen: dict[int, Slot] = {}
+        for block in self.blocks:
+            for module, name, tensor in _tensors(block):
+                kind = _kind(tensor)
+                if kind is None:
+                    continue
+                slots = self.slots[kind]
+                if id(tensor) not in seen:
+                    start = slots[-1].stop if slots else 0
+                    kernels = self.last and isinstance(module, nn.Conv2d) and name == "weight"
+                    seen[id(tensor)] = Slot(start, start + tensor.numel(), tensor.shape, kernels, [])
+                    slots.append(seen[id(tensor)])
+                seen[id(tensor)].places.append((module, name))
+            self.ends.append(self.sizes)
+        self.dtypes: Dtypes = dtypes or _dtypes(self.blocks)
+        self._bound: Views | None = None
+        self._twins: dict[int, Half] = {threading.get_ident(): self}
+        self._template = template
+        self._mode: bool | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        w, b, i = (slots[-1].stop if slots else 0 for slots in self.slots)
+        return w, b, i
+
+    def zeros(self, *rows: int) -> Vectors:
+        """Vectors of this half (or [rows, ...] of them), zero."""
+        made = (
+            torch.zeros(*rows, n, dtype=t, device=self.device) for n, t in zip(self.sizes, self.dtypes, strict=True)
+        )
+        return Vectors(*made)
+
+    def read(self) -> Vectors:
+        """A copy of what the blocks hold now."""
+        out = self.zeros()
+        for vector, slots in zip(out, self.slots, strict=True):
+            for slot in slots:
+                module, name = slot.places[0]
+                slot.of(vector).copy_(getattr(module, name).detach())
+        return out
+
+    @torch.no_grad()
+    def write(self, state: Vectors) -> None:
+        """Copy `state` into the tensors the blocks hold."""
+        for vector, slots in zip(state, self.slots, strict=True):
+            for slot in slots:
+                module, name = slot.places[0]
+                getattr(module, name).copy_(slot.of(vector))
+
+    def views(self, row: Vectors, g: Tensor | None = None) -> Views:
+        """Leaves that alias `row` (a vector, or rows): they see every later change of it. `g`: for their gradients."""
+        w, b, i = ([slot.of(v) for slot in slots] for v, slots in zip(row, self.slots, strict=True))
+        leaves = [nn.Parameter(t, requires_grad=g is not None) for t in w]
+        return Views(leaves, b, i, [] if g is None else [slot.of(g) for slot in self.slots[0]])
+
+    def bind(self, views: Views) -> None:
+        """Let the blocks compute with these tensors."""
+        if self._bound is views:
+            return
+        tensors: Sequence[Sequence[Tensor]] = views[:3]
+        for kind, slots in zip(tensors, self.slots, strict=True):
+            for tensor, slot in zip(kind, slots, strict=True):
+                for module, name in slot.places:
+                    _put(module, name, tensor)
+        self._bound = views
+
+    def unbind(self) -> None:
+        """Forget what is bound: the next call binds anew."""
+        self._bound = None
+
+    def __call__(self, x: Inputs, views: Views, stage: int = 0) -> Tensor:
+        """The output of a stage's blocks, computed in this thread's own copy of them."""
+        here = self.here()
+        here.bind(views)
+        out = here.apply(x, stage)
+        for tensor, module, name in here.reassigned(views):
+            tensor.data.copy_(getattr(module, name).detach())  # .data: other views of the row may await their backward
+            _put(module, name, tensor)
+        return out
+
+    def apply(self, x: Inputs, stage: int = 0) -> Tensor:
+        """A stage's blocks in order, with whatever is bound."""
+        blocks = [self.blocks[place] for place in self.stages[stage]]
+        if self.style.autocast is None:
+            return in_order(blocks, x)
+        with torch.autocast(self.device.type, self.style.autocast):
+            out = in_order(blocks, x)
+        return out.to(self.dtypes[0]) if out.is_floating_point() else out
+
+    def leaves(self, views: Views, stage: int) -> Views:
+        """What a stage learns, and where its gradients go."""
+        if len(self.stages) == 1:
+            return views
+        ends = [0, *(end[0] for end in self.ends)]
+        spans = [range(ends[place], ends[place + 1]) for place in self.stages[stage]]
+        mine = [i for i, slot in enumerate(self.slots[0]) if any(slot.start in span for span in spans)]
+        return Views([views.w[i] for i in mine], [], [], [views.g[i] for i in mine])
+
+    def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
+        """The bound buffers that a block has replaced instead of writing into them."""
+        for tensors, slots in ((views.b, self.slots[1]), (views.i, self.slots[2])):
+            for tensor, slot in zip(tensors, slots, strict=True):
+                module, name = slot.places[0]
+                if getattr(module, name) is not tensor:
+                    yield tensor, module, name
+
+    def here(self) -> Half:
+        """This half in this thread: modules of its own to bind, every tensor shared."""
+        if self._template is None:  # for other threads: what runs may leave things in modules
+            self._template = _twin_of(self.blocks)
+        found = self._twins.get(threading.get_ident())
+        if found is None:
+            twin = _twin_of(self._template)
+            found = Half(twin, self.device, self.dtypes, self.style, self.last, self._template, self.stages)
+            if self._mode is not None:
+                found.train(self._mode)
+            self._twins[threading.get_ident()] = found
+        return found
+
+    def train(self, mode: bool) -> None:
+        self._mode = mode
+        for twin in self._twins.values():
+            for block in twin.blocks:
+                block.train(mode)
+
+
+class Rows:
+    """n copies of a half: `w, b, i` of shape [n, ...], a gradient row for each, and their views."""
+
+    def __init__(self, half: Half, n: int) -> None:
+        self.half = half
+        self.w, self.b, self.i = half.zeros(n)
+        self.g = torch.zeros_like(self.w)
+        self.views: list[Views] = []
+        for j in range(n):
+            # .data gives each row its own version counter: an in-place step on one row must not
+            # look to autograd like a change of the others, whose graphs may still be waiting.
+            row = Vectors(self.w[j].data, self.b[j].data, self.i[j].data)
+            self.views.append(half.views(row, self.g[j].data))
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def fill(self, start: Vectors, n: int) -> None:
+        """The first n rows become copies of `start`."""
+        for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
+            rows[:n] = vector
+
+    def put(self, j: int, start: Vectors) -> None:
+        """Row j becomes a copy of `start`."""
+        for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
+            rows[j] = vector
+
+    def row(self, j: int) -> Vectors:
+        return Vectors(self.w[j], self.b[j], self.i[j])
+
+    def forward(self, j: int, x: Inputs, stage: int = 0) -> Tensor:
+        """The half's output with row j."""
+        return self.half(x, self.views[j], stage)
+
+    def leaves(self, j: int, stage: int = 0) -> Views:
+        return self.half.leaves(self.views[j], stage)
+
+
+def differentiate(
+    out: Tensor,
+    parts: Sequence[Views],
+    grad: Tensor | None = None,
+    inputs: Sequence[Tensor] = (),
+    again: bool = False,
+) -> list[Tensor]:
+    """Gradients of `out` into the gradient rows of `parts`, replacing what was there; those of `inputs` given back.
+    `again`: there will be another gradient to go on from."""
+    wanted = [*(leaf for part in parts for leaf in part.w), *inputs]
+    places = [place for part in parts for place in part.g]
+    learns = wanted and out.requires_grad  # a front may have no parameters
+    found = torch.autograd.grad(out, wanted, grad, again, allow_unused=True) if learns else [None] * len(wanted)
+    fresh = [torch.zeros_like(like) if g is None else g for like, g in zip(wanted, found, strict=True)]
+    if places:
+        torch._foreach_copy_(places, fresh[: len(places)])
+    return fresh[len(places) :]
+
+
+def half(model: nn.Module, which: Sequence[int], device: torch.device, style: Style | None = None) -> Half:
+    """These blocks of the model, as their weights shall lie, in modules of their own and in training mode; nothing must
+    run the model itself. Neighbours are one stage. Its vectors have the dtypes of the whole model."""
+    blocks = blocks_of(model)
+    template = [blocks[index] for index in which]
+    stages: list[list[int]] = []
+    for index in sorted(which):
+        if index - 1 not in which:
+            stages.append([])
+        stages[-1].append(list(which).index(index))
+    moves = any(t.device != device for block in template for _, _, t in _tensors(block))
+    mine = twins(template) if moves else _twin_of(template)
+    last = channels_last_is_safe(blocks)
+    made = Half(mine, device, _dtypes(blocks), style, last, None if moves else template, stages)
+    made.train(True)
+    return made
+
+
+def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
+    """Two of torch's channels_last kernels write past their end (seen in 2.13 on a CPU): that of a strided 1x1
+    convolution of a few channels, and that of GroupNorm where its input needs no gradient. A model that has such a
+    layer keeps the plain order."""
+
+    def breaks(module: nn.Module) -> bool:
+        if not isinstance(module, nn.Conv2d):
+            return isinstance(module, nn.GroupNorm)
+        few = module.in_channels // module.groups < FEW
+        return few and max(module.kernel_size) == 1 and max(module.stride) > 1
+
+    return not any(breaks(module) for block in blocks for module in block.modules())
+
+
+def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Other modules; the tensors that will be bound are the same, constants are copied."""
+    return twins(blocks, shared=(t for block in blocks for _, _, t in _tensors(block) if _kind(t) is not None))
+
+
+def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for module in block.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield module, name, tensor
+
+
+def _kind(tensor: Tensor) -> int | None:
+    """0: a trainable parameter, 1: a floating buffer, 2: a counter, None: a constant."""
+    if is_lazy(tensor):
+        raise ContractError("model: it has lazy parameters; run one batch through it first")
+    if isinstance(tensor, nn.Parameter):
+        return 0 if tensor.requires_grad else None
+    if tensor.is_floating_point():
+        return 1
+    return 2 if tensor.dtype == torch.int64 else None
+
+
+def _dtypes(blocks: Sequence[nn.Module]) -> Dtypes:
+    """Of parameters, floating buffers and counters."""
+    tensors = [(_kind(t), t.dtype) for block in blocks for _, _, t in _tensors(block)]
+    w, b, i = ({dtype for kind, dtype in tensors if kind == this} for this in range(3))
+    parameters = _one(w, torch.get_default_dtype())
+    return parameters, _one(b, parameters), _one(i, torch.int64)
+
+
+def _one(found: set[torch.dtype], none: torch.dtype) -> torch.dtype:
+    expect(
+        len(found) <= 1, "model", sorted(map(str, found)), "one dtype for all its parameters, and one for its buffers"
+    )
+    return found.pop() if found else none
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    if type(module).__setattr__ is not nn.Module.__setattr__:
+        setattr(module, name, tensor)  # recurrent layers keep their own list of weights
+    elif name in module._parameters:
+        module._parameters[name] = tensor  # type: ignore[assignment]
+    else:
+        module._buffers[name] = tensor

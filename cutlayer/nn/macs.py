@@ -1,0 +1,92 @@
+"""What each block costs and puts out for one sample: multiply-accumulates forward (training: three times that)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from cutlayer.core.randomness import OwnRandomness
+from cutlayer.nn.copies import twin
+from cutlayer.nn.cut import blocks_of
+from cutlayer.nn.nested import Inputs, each, length
+
+TRAINING = 3  # forward 1, backward 2
+ATEN = torch.ops.aten
+FORMULAS: dict[Any, Any] = {
+    **flop_registry,
+    ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[ATEN._scaled_dot_product_flash_attention],
+}
+
+
+class Shape(NamedTuple):
+    """Of each block, for one sample: MACs forward, and elements of its output."""
+
+    macs: list[int]
+    elements: list[int]
+
+    def folded(self, tail: int) -> Shape:
+        """Where the last `tail` blocks are the client's too: they count with the first, and what goes into them travels
+        with what comes out of the front."""
+        if not tail:
+            return self
+        macs, elements = self.macs[:-tail], self.elements[:-tail]
+        return Shape([macs[0] + sum(self.macs[-tail:]), *macs[1:]], [e + elements[-1] for e in elements])
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up multiply-accumulates by torch's own formulas. (torch's counter watches the modules of all threads.)"""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.macs = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise torch loads its whole compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = FORMULAS.get(func._overloadpacket)
+        if formula is not None:
+            self.macs += formula(*args, **(kwargs or {}), out_val=out) // 2  # it counts both, multiply and add
+        return out
+
+
+def shape_of(model: nn.Module, x: Inputs) -> Shape:
+    """The blocks' costs and sizes, measured on the rows `x` in training mode."""
+    counts, elements, rows = [], [], length(x)
+    with OwnRandomness():
+        for block in blocks_of(twin(model).train()):
+            with _Counter() as counter, torch.enable_grad():
+                recurrent = _Recurrent(block, counter)
+                x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)
+            recurrent.remove()
+            counts.append((counter.macs + recurrent.macs) // rows)
+            elements.append(x.numel() // rows if isinstance(x, Tensor) else 0)
+    return Shape(counts, elements)
+
+
+class _Recurrent:
+    """Recurrent layers by formula, less what the counter sees of them: all or nothing, by kind, type and device."""
+
+    def __init__(self, block: nn.Module, counter: _Counter) -> None:
+        self.macs, self._counter = 0, counter
+        layers = [m for m in block.modules() if isinstance(m, nn.RNNBase)]
+        self._handles = [layer.register_forward_pre_hook(self._enter) for layer in layers]
+        self._handles += [layer.register_forward_hook(self._leave) for layer in layers]
+
+    def _enter(self, *_: Any) -> None:
+        self.macs += self._counter.macs
+
+    def _leave(self, layer: nn.RNNBase, inputs: tuple[Any, ...], _: Any) -> None:
+        steps = inputs[0].shape[0] * inputs[0].shape[1]  # positions of all sequences
+        weights = sum(p.numel() for name, p in layer.named_parameters() if "weight" in name)
+        self.macs += steps * weights - self._counter.macs
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,1 @@
+"""Optimizers, local rules, global updates and momentum fusion."""

@@ -1,0 +1,71 @@
+"""The weighted mean of many halves, wherever they are: in this process, or spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cutlayer.core.group import Team
+from cutlayer.core.threads import Workers, parts
+from cutlayer.nn.flat import Vectors
+
+
+class Mean:
+    """sum_j p_j row_j in the order the rows are added (in single precision at least); counters by their maximum.
+
+    Rows may be added in several groups; where they are spread over ranks, each adds its own once, in one group.
+    """
+
+    def __init__(self, like: Vectors, workers: Workers, team: Team) -> None:
+        self.like, self.workers, self.team = like, workers, team
+        precise = (torch.promote_types(v.dtype, torch.float32) for v in (like.w, like.b))
+        self.w, self.b = (torch.zeros_like(v, dtype=t) for v, t in zip((like.w, like.b), precise, strict=True))
+        self.i = torch.zeros_like(like.i)
+
+    def add(self, rows: Sequence[Vectors], p: Sequence[float]) -> None:
+        self._add(self.w, [row.w for row in rows], p)
+        self._add(self.b, [row.b for row in rows], p)
+        for i in (row.i for row in rows):
+            torch.maximum(self.i, i, out=self.i)
+        for found in self.team.all_tensors({"i": self.i}) if self.team.size > 1 else ():
+            torch.maximum(self.i, found["i"].to(self.i.device), out=self.i)
+
+    def _add(self, total: Tensor, rows: Sequence[Tensor], p: Sequence[float]) -> None:
+        def visit(at: slice, first: bool) -> None:
+            for row, p_j in zip(rows, p, strict=True):
+                total[at].add_(row[at], alpha=p_j)
+
+        if len(total):
+            self.team.add_up([total], visit, self.workers)()
+
+    def scale(self, factor: float) -> None:
+        """Where the weights did not add up to 1."""
+        self.w.mul_(factor)
+        self.b.mul_(factor)
+
+    @property
+    def value(self) -> Vectors:
+        return Vectors(self.w.to(self.like.w.dtype), self.b.to(self.like.b.dtype), self.i)
+
+
+def average(rows: Sequence[Vectors], p: Sequence[float], like: Vectors, workers: Workers, team: Team) -> Vectors:
+    """The mean of rows that are all there. `like`: a vector of their kind, for a rank that has none of them."""
+    mean = Mean(like, workers, team)
+    mean.add(rows, p)
+    return mean.value
+
+
+def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, team: Team) -> float:
+    """The mean distance of all ranks' rows to their center."""
+
+    def squares(at: slice) -> list[float]:
+        away = (row.w[at] - center.w[at] for row in rows)
+        return [float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in away]
+
+    found = zip(*workers.map(squares, parts(len(center.w))), strict=True)
+    mine = [math.sqrt(math.fsum(pieces)) for pieces in found] or [0.0] * len(rows)
+    everybodys = [distance for distances in team.everyones(mine) for distance in distances]
+    return math.fsum(everybodys) / len(everybodys)

@@ -1,0 +1,107 @@
+"""Local rules: what a client (and its server half) adds to the plain gradient (docs/algorithms.md).
+
+    w0   the weights at the start of the round        h   g + mu*(w - w0) + lam*w, the regularised gradient
+    A    max_norm                                      c   min(1, A / (||h|| + 1e-6)), one factor for all of h
+
+Both sides of the cut follow the same rule, each on its own half.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+from torch import Tensor
+
+from cutlayer.errors import expect, is_number
+from cutlayer.optim.optimizers import Optimizer
+
+Norm = Literal["joint", "half"]
+
+
+class Local(Protocol):
+    """What training needs of a local rule; FedProx and FedNAR are ones."""
+
+    @property
+    def max_norm(self) -> float:
+        """A; infinity: nothing is clipped."""
+
+    @property
+    def norm(self) -> Norm:
+        """Over which vector ||h|| is taken: both halves of a client together, or each half by itself."""
+
+    def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
+        """Add to the gradient, in place, before weight decay."""
+
+
+@dataclass(frozen=True)
+class FedProx:
+    """A proximal term (Li et al. 2020): g <- g + mu*(w - w0). It is separable, so nothing more travels."""
+
+    mu: float = 0.01
+    max_norm: ClassVar[float] = math.inf
+    norm: ClassVar[Norm] = "half"
+
+    def __post_init__(self) -> None:
+        _check_mu(self.mu)
+
+    def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
+        g.add_(w - w0, alpha=self.mu)
+
+
+@dataclass(frozen=True)
+class FedNAR:
+    """Gradient and weight decay clipped together (Li et al. 2023): h <- c*h.
+
+    `norm` "joint": ||h|| runs over both halves of a client, which costs one number each way and step, and equals the
+    method on the uncut model. "half": each side clips by the norm of its own half, and nothing more travels.
+    `mu` adds FedProx's term to h.
+    """
+
+    max_norm: float = 10.0
+    norm: Norm = "joint"
+    mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        ok = self.max_norm == math.inf or (is_number(self.max_norm) and self.max_norm > 0)
+        expect(ok, "max_norm", self.max_norm, "a number above 0, or infinity")
+        expect(self.norm in ("joint", "half"), "norm", self.norm, "'joint' or 'half'")
+        _check_mu(self.mu)
+
+    def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
+        if self.mu:
+            g.add_(w - w0, alpha=self.mu)
+
+
+def regularise(rule: Local | None, optimizer: Optimizer, g: Tensor, w: Tensor, w0: Tensor) -> None:
+    """g <- h, in place."""
+    if rule is not None:
+        rule.pull(g, w, w0)
+    optimizer.regularise(g, w)
+
+
+def clips(rule: Local | None) -> bool:
+    return rule is not None and rule.max_norm < math.inf
+
+
+def joint(rule: Local | None) -> bool:
+    """Whether the two sides need each other's norm."""
+    return rule is not None and clips(rule) and rule.norm == "joint"
+
+
+def squared(h: Tensor) -> Tensor:
+    """||h||^2, on the device of h: nobody waits for it."""
+    square: Tensor = h.norm().double().square()
+    return square
+
+
+def clip(rule: Local, h: Tensor, square: Tensor) -> Tensor:
+    """h <- c*h, where `square` is ||h||^2 of whatever the norm runs over; whether c was below 1."""
+    c = rule.max_norm / (square.sqrt() + 1e-6)
+    h.mul_(c.clamp(max=1).to(h.dtype))
+    return c < 1
+
+
+def _check_mu(mu: float) -> None:
+    expect(is_number(mu) and mu >= 0, "mu", mu, "a finite number, at least 0")

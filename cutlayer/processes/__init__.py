@@ -1,0 +1,1 @@
+"""A run over the processes of torch.distributed."""

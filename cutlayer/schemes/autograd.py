@@ -1,0 +1,168 @@
+"""Passes through the server half, forward and backward: client by client, in threads, or stacked in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from cutlayer.clients.messages import Address, Attached, CutGrad, Smashed
+from cutlayer.core.randomness import forward_randomness
+from cutlayer.core.threads import Workers
+from cutlayer.nn.flat import Half, Rows, Views, differentiate
+from cutlayer.nn.stacked import Stack, Stacks, each_loss, together
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Message = Smashed | Attached
+
+
+class Passes:
+    """`size`: at most so many rows go through one graph; `stacks`: whether torch.func.vmap can do that for this half
+    (where it cannot, they go one after another and share only the backward pass)."""
+
+    def __init__(
+        self, half: Half, loss: Loss, seed: int, workers: Workers | None = None, size: int = 1, stacks: bool = True
+    ) -> None:
+        self.half, self.loss, self.seed = half, loss, seed
+        self.workers, self.size, self.stacks = workers or Workers(), size, stacks
+        self._made: Stacks
+        self._writes = True  # whether the first block may write into its input
+
+    def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
+        """g_j of every client into its row; dL/dA_j back, unless it has flowed on into a client of this process."""
+        which, groups = self.grouped(rows, row, smashed)
+        done: dict[int, CutGrad] = {}
+
+        def work(group: list[int]) -> list[CutGrad]:
+            return self._group(rows, [which[i] for i in group], [smashed[i] for i in group])
+
+        for group, replies in zip(groups, self.workers.map(work, groups), strict=True):
+            done |= zip(group, replies, strict=True)
+        return [done[i] for i in range(len(smashed))]
+
+    def grouped(
+        self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]
+    ) -> tuple[list[int], list[list[int]]]:
+        """The rows of these clients, and which of them go through one graph."""
+        if not hasattr(self, "_made") or self._made.rows is not rows:
+            self._made = Stacks(rows)
+        which = [row[s.address.client] for s in smashed]
+        return which, together(which, [s.samples for s in smashed], self.size)
+
+    def _group(self, rows: Rows, which: list[int], smashed: Sequence[Message]) -> list[CutGrad]:
+        one = len(smashed) == 1
+        a, y, parts, inputs = inputs_of(smashed, self.half.device)
+        assert y is not None, "labels that stay with the clients"
+        with torch.enable_grad():
+            out, stack = self.through(rows, which, smashed, a)
+            losses = self._loss(smashed[0].address, out, y) if one else each_loss(self.loss, out, y)
+            total = losses if one else losses.sum()
+        parts += [rows.views[r] for r in which] if stack is None else [stack.views]
+        grads = differentiate(total, parts, inputs=inputs)
+        losses = losses.detach()
+        for s in smashed:
+            if isinstance(s, Attached):
+                s.nbytes = (a.nbytes + y.nbytes) // len(smashed)
+        flowed = a.nbytes // len(smashed)
+        if one:
+            return [CutGrad(smashed[0].address, grads[0] if grads else None, losses, flowed=flowed)]
+        back = grads[0].unbind() if grads else [None] * len(smashed)
+        each_one = zip(smashed, back, losses.unbind(), strict=True)
+        return [CutGrad(s.address, grad, loss, flowed=flowed) for s, grad, loss in each_one]
+
+    def through(
+        self, rows: Rows, which: list[int], smashed: Sequence[Message], a: Tensor
+    ) -> tuple[Tensor, Stack | None]:
+        """The output of one row's pass, or of several in one graph; the stack they went through, if they did."""
+        if len(smashed) == 1:
+            return self.forward(rows, which[0], smashed[0].address, a), None
+        if not self.stacks:
+            each = zip(which, smashed, a.unbind(), strict=True)
+            return torch.stack([self.forward(rows, r, s.address, a_j) for r, s, a_j in each]), None
+        stack = self._made.of(which)
+        return stack.forward(a.clone() if self._writes else a), stack
+
+    def gradient(
+        self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of one batch into rows.g[row]; that at the cut, and the loss, back."""
+        leaf = a.detach().to(self.half.device).requires_grad_()
+        with torch.enable_grad():
+            out = self.forward(rows, row, where, leaf)
+            loss = self._loss(where, out, y, weight)
+        (grad,) = differentiate(loss, [rows.views[row]], inputs=[leaf])
+        return grad, loss.detach()
+
+    def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        """Gradients at the cut alone, all through one row, frozen. Buffers that the passes move, move in order."""
+        moves = any(self.half.sizes[1:])
+        if moves:
+            return [self._look(rows, row, [s])[0] for s in smashed]
+        size = self.size if self.stacks else 1
+        groups = together(range(len(smashed)), [s.samples for s in smashed], size)
+        done: dict[int, CutGrad] = {}
+        made = self.workers.map(lambda group: self._look(rows, row, [smashed[i] for i in group]), groups)
+        for group, replies in zip(groups, made, strict=True):
+            done |= zip(group, replies, strict=True)
+        return [done[i] for i in range(len(smashed))]
+
+    def _look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        a, y, _, (leaf,) = inputs_of(smashed, self.half.device)
+        assert y is not None, "labels that stay with the clients"
+        with torch.enable_grad():
+            if len(smashed) == 1:
+                where = smashed[0].address
+                losses = self._loss(where, self.forward(rows, row, where, a), y)[None]
+            else:
+                half = self.half.here()
+                half.bind(rows.views[row])
+                losses = each_loss(self.loss, vmap(half.apply)(a.clone()), y)
+            (grad,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True)
+        grad = torch.zeros_like(leaf) if grad is None else grad
+        parts = zip(smashed, grad[None] if len(smashed) == 1 else grad, losses.detach(), strict=True)
+        return [CutGrad(s.address, part, loss) for s, part, loss in parts]
+
+    def forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
+        given = a.clone() if self._writes else a
+        before = given._version
+        with self._randomness(where, "server"):
+            out = rows.forward(row, given)
+        self._writes = given._version != before
+        return out
+
+    def _randomness(self, where: Address, side: str) -> AbstractContextManager[object]:
+        kind = self.half.style.randomness
+        return forward_randomness(kind, self.seed, where.round, where.client, where.step, side)
+
+    def _loss(self, where: Address, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The loss of one batch; a loss may draw random numbers too."""
+        with self._randomness(where, "loss"):
+            return self.loss(out, y) if weight is None else self._weighted(out, y, weight)
+
+    def _weighted(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """sum_s w_s*loss_s / sum_s w_s, from a loss that is a mean: samples of equal weight at a time."""
+        parts = []
+        for w in torch.unique(weight):
+            here = weight == w
+            parts.append((w * here.sum()) * self.loss(out[here], y[here]))
+        return torch.stack(parts).sum() / weight.sum()
+
+
+def inputs_of(
+    smashed: Sequence[Message], device: torch.device
+) -> tuple[Tensor, Tensor | None, list[Views], list[Tensor]]:
+    """What the half is applied to, the labels if they came, the fronts that learn with it, and the leaves whose
+    gradient is wanted."""
+    first = smashed[0]
+    if isinstance(first, Attached):
+        live = first.near.live([s.address.client for s in smashed])
+        return live.a, live.y, [live.front], []
+    sent = [s for s in smashed if isinstance(s, Smashed)]
+    labels = [s.y for s in sent if s.y is not None]
+    a = first.a if len(sent) == 1 else torch.stack([s.a for s in sent])
+    y = None if not labels else (labels[0] if len(labels) == 1 else torch.stack(labels)).to(device)
+    leaf = a.detach().to(device).requires_grad_()
+    return leaf, y, [], [leaf]

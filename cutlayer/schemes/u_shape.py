@@ -1,0 +1,92 @@
+"""Passes through the server's blocks where labels stay with the clients: forward, out to their last blocks, and back.
+
+Z_j   what the server's blocks make of A_j        dZ_j   the gradient of client j's loss there, which the client takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cutlayer.clients.messages import Address, CutGrad, Features, Smashed
+from cutlayer.nn.flat import Rows, Views, differentiate
+from cutlayer.schemes.autograd import Passes, inputs_of
+
+Turn = Callable[[Sequence[Features]], Mapping[int, Tensor]]
+
+
+@dataclass
+class Under:
+    """Clients that went forward in one graph; `z` is [batch, ...] of one, [n, batch, ...] of several."""
+
+    smashed: Sequence[Smashed]
+    which: Sequence[int]
+    z: Tensor
+    leaf: Tensor
+    views: list[Views]
+
+    def each(self) -> Sequence[Tensor]:
+        z = self.z.detach()
+        return [z] if len(self.smashed) == 1 else z.contiguous().unbind()
+
+
+def backward(
+    passes: Passes, turn: Turn, rows: Rows, row: Mapping[int, int], smashed: Sequence[Smashed]
+) -> list[CutGrad]:
+    """g_j of every client that answered into its row; dL/dA_j back."""
+    which, groups = passes.grouped(rows, row, smashed)
+    under = passes.workers.map(lambda g: _forward(passes, rows, [which[i] for i in g], [smashed[i] for i in g]), groups)
+    out = [Features(s.address, z) for u in under for s, z in zip(u.smashed, u.each(), strict=True)]
+    dZ = turn(sorted(out, key=lambda features: [s.address for s in smashed].index(features.address)))
+    done: dict[int, CutGrad] = {}
+    for replies in passes.workers.map(lambda u: _backward(rows, u, dZ), under):
+        done |= {reply.address.client: reply for reply in replies}
+    return [done[s.address.client] for s in smashed if s.address.client in done]
+
+
+def _forward(passes: Passes, rows: Rows, which: list[int], smashed: Sequence[Smashed]) -> Under:
+    a, _, _, (leaf,) = inputs_of(smashed, passes.half.device)
+    with torch.enable_grad():
+        z, stack = passes.through(rows, which, smashed, a)
+    views = [rows.views[r] for r in which] if stack is None else [stack.views]
+    return Under(smashed, which, z, leaf, views)
+
+
+def _backward(rows: Rows, u: Under, dZ: Mapping[int, Tensor]) -> list[CutGrad]:
+    heard = [dZ.get(s.address.client) for s in u.smashed]
+    if all(grad is None for grad in heard):
+        return []
+    before = {r: rows.g[r].clone() for r, grad in zip(u.which, heard, strict=True) if grad is None}
+    each = zip(heard, u.each(), strict=True)
+    grads = [torch.zeros_like(z) if grad is None else grad.to(z.device) for grad, z in each]
+    (back,) = differentiate(u.z, u.views, grads[0] if len(grads) == 1 else torch.stack(grads), inputs=[u.leaf])
+    for r, g in before.items():
+        rows.g[r] = g  # whoever did not answer has not stepped
+    parts = zip(u.smashed, heard, [back] if len(grads) == 1 else back.unbind(), strict=True)
+    return [CutGrad(s.address, part, None) for s, grad, part in parts if grad is not None]
+
+
+def merged(
+    passes: Passes, turn: Turn, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]
+) -> list[CutGrad]:
+    """The gradient of the mean loss over the samples of all who answered into a row; at the cut, each client's share of
+    it, times all samples over its own."""
+    d = [s.samples for s in smashed]
+    leaf = torch.cat([s.a for s in smashed]).to(passes.half.device).requires_grad_()
+    with torch.enable_grad():
+        z = passes.forward(rows, row, where, leaf)
+    parts = torch.split(z.detach(), d)
+    dZ = turn([Features(s.address, part) for s, part in zip(smashed, parts, strict=True)])
+    heard = [s.samples for s in smashed if s.address.client in dZ]
+    if not heard:
+        return []
+    grads = torch.zeros_like(z)
+    for s, place in zip(smashed, torch.split(grads, d), strict=True):
+        if s.address.client in dZ:
+            place.copy_(dZ[s.address.client]).mul_(s.samples / sum(heard))
+    (back,) = differentiate(z, [rows.views[row]], grads, inputs=[leaf])
+    shares = zip(smashed, torch.split(back, d), strict=True)
+    return [CutGrad(s.address, share * (sum(heard) / s.samples), None) for s, share in shares if s.address.client in dZ]

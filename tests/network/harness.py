@@ -1,0 +1,114 @@
+"""A server and its clients in one process, over real sockets and mutual TLS."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import cutlayer as cl
+from cutlayer.network.api import join, serve
+from cutlayer.network.client.loop import Joined
+from cutlayer.network.protocol.settings import Net
+from cutlayer.network.server.service import Service
+from cutlayer.network.transport import identity
+
+NAMES = ("ward-0", "ward-1", "ward-2", "ward-3")
+SIZES = (12, 20, 9, 16)
+SOON = 60.0  # seconds: whatever should happen has happened by then, however busy the machine is
+Data = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def scratch(what: str) -> Path:
+    """A folder for as long as the tests last."""
+    folder = Path(tempfile.mkdtemp(prefix=f"cutlayer-{what}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def certs() -> Path:
+    """An authority, a server's certificate and four clients'; made once."""
+    folder = scratch("certs")
+    identity.create(folder, ["localhost", "127.0.0.1"])
+    for name in NAMES:
+        identity.issue(folder, name)
+    return folder
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    front = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh())
+    last = nn.Linear(8, 3)
+    middle = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh())
+    return nn.Sequential(front, nn.Sequential(nn.Linear(8, 8), nn.Tanh()), middle, last).to(dtype)
+
+
+def rows(sizes: Sequence[int] = SIZES, dtype: torch.dtype = torch.float32) -> Data:
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(n, 4, generator=g, dtype=dtype), torch.randint(0, 3, (n,), generator=g)) for n in sizes]
+
+
+@dataclass
+class Played:
+    """What came of it: the server's result, and each client's, or what it raised."""
+
+    result: cl.Result
+    clients: list[Joined | BaseException | None]
+    service: Service
+
+
+def play(
+    out: Path,
+    data: Data,
+    net: Mapping[str, Any] | None = None,
+    guests: Mapping[int, Callable[[int], Any]] | None = None,
+    watch: Callable[[Service], None] = lambda service: None,
+    model: nn.Module | None = None,
+    **training: Any,
+) -> Played:
+    """Serve, with a client for each of `data`; `guests[j](port)` takes the place of client j."""
+    model = network() if model is None else model
+    ended: list[Joined | BaseException | None] = [None] * len(data)
+    threads: list[threading.Thread] = []
+    services: list[Service] = []
+
+    def client(j: int, port: int) -> None:
+        try:
+            if guests and j in guests:
+                ended[j] = guests[j](port)
+                return
+            ended[j] = join(
+                f"localhost:{port}",
+                data[j],
+                model=model,
+                certs=certs() / NAMES[j],
+                out=out,
+                patience=SOON,
+                loss=training.get("loss", nn.functional.cross_entropy),
+            )
+        except BaseException as error:  # told to the test
+            ended[j] = error
+
+    def begin(service: Service) -> None:
+        services.append(service)
+        watch(service)
+        for j in range(len(data)):
+            threads.append(threading.Thread(target=client, args=(j, service.hub.port), daemon=True))
+            threads[-1].start()
+
+    settings = replace(Net("127.0.0.1:0", certs(), min_clients=len(data), grace=10.0), **(net or {}))
+    result = serve(model, data[0], net=settings, watch=begin, **training)
+    for thread in threads:
+        thread.join(SOON)
+        assert not thread.is_alive(), "a client hangs"
+    return Played(result, ended, services[0])

@@ -1,0 +1,94 @@
+"""Clients that break the rules on purpose: a real one's messages, changed on their way out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import cutlayer as cl
+from cutlayer.data.source import source
+from cutlayer.network.client.loop import Joining
+from cutlayer.network.client.session import Answer
+from cutlayer.network.protocol.handshake import Hello, Welcome, read, words
+from cutlayer.network.protocol.settings import Limits
+from cutlayer.network.transport import identity
+from cutlayer.network.transport.dial import Gone, Line
+from tests.clients.faulty import Fault, FaultyCohort
+from tests.network.harness import NAMES, SOON, Data, certs, network
+
+Bend = Callable[[Answer], Iterable[Answer]]
+"""What really goes out in place of a message."""
+Guest = Callable[[int], Any]
+
+
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is lost because the machine is busy, and nobody who is gone is waited for at the end."""
+    monkeypatch.setattr("cutlayer.network.server.cohort.Patience.seconds", SOON)
+    monkeypatch.setattr("cutlayer.network.server.service.LINGER", 0.2)
+
+
+def dialled(port: int, name: str) -> tuple[Line, Welcome]:
+    """A line to the server, greeted."""
+    line = Line(f"127.0.0.1:{port}", identity.read(certs() / name))
+    return line, read(line.greet(words(Hello())), Welcome)
+
+
+def bent(
+    j: int, data: Data, bend: Bend, out: Path, log: list[str] | None = None, model: nn.Module | None = None
+) -> Guest:
+    """Client j, who computes as it should and sends what it likes. `log`: what ended it."""
+    model = network() if model is None else model
+
+    def load(welcome: Welcome) -> tuple[nn.Module, Any]:
+        return copy.deepcopy(model), source(data[j], torch.float32, "data")
+
+    def guest(port: int) -> None:
+        line, welcome = dialled(port, NAMES[j])
+        rest = (out, functional.cross_entropy, Limits(), 1.0, torch.device("cpu"), False, lambda line: None)
+        remote = Joining(f"127.0.0.1:{port}", load, certs() / NAMES[j], "", *rest)._begin(welcome)
+        try:
+            line.reader.limit = remote.limit
+            line.send("Ready", {"samples": len(data[j][1])})
+            while (frame := line.receive()).kind != "Bye":
+                for answer in remote.answer(frame):
+                    for kind, said, tensors in bend(answer):
+                        line.send(kind, said, tensors)
+                line.reader.limit = remote.limit
+        except Gone as error:
+            if log is None:
+                raise
+            log.append(str(error))
+        finally:
+            line.close()
+
+    return guest
+
+
+def simulated(data: Data, faults: Sequence[Fault], model: nn.Module | None = None, **training: Any) -> nn.Module:
+    """The simulator's weights when these clients are lost at these points."""
+    model = network() if model is None else model
+    plain = cl.rounds(model, data, data[0], backend="loop", **training)
+    cohort = FaultyCohort(plain.setup.cohort, faults)
+    run = cl.Run(copy.deepcopy(model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None)
+    assert len(list(run)) == plain.setup.rounds and cohort.unfired == []
+    return run.model
+
+
+def at(answer: Answer) -> tuple[str, int, int]:
+    """Which message it is: kind, round, step."""
+    kind, said, _ = answer
+    return kind, said["at"][0], said["at"][2]
+
+
+def like(answer: Answer, *tensors: Tensor, kind: str | None = None, **said: Any) -> Answer:
+    """The message with other tensors, if any are given, another kind or other words; a word of None is left out."""
+    merged = {name: value for name, value in {**answer[1], **said}.items() if value is not None}
+    return kind or answer[0], merged, list(tensors) or answer[2]

@@ -1,0 +1,101 @@
+"""The simulator and the network end with the same bits: every scheme, real sockets, mutual TLS."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import cutlayer as cl
+from cutlayer.network.client.loop import Joined
+from tests.network.harness import network, play, rows
+
+SCHEMES = (
+    *("fedavg", "sflv1", "smofi", "sflv2", "ssl", "mergesfl", "psl", "sglr"),
+    *("cyclepsl", "cyclesfl", "cyclesglr", "cyclessl"),
+)
+OPTIMIZERS = {"sgdm": cl.SGD(lr=0.1, momentum=0.9, weight_decay=1e-3), "adam": cl.Adam(lr=1e-2)}
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(a[1].equal(b[1]) for a, b in pairs)
+
+
+def check(out: Path, model: nn.Sequential | None = None, data: Any = None, **training: Any) -> None:
+    """Weights, fronts and records of a run over the network are those of the simulator."""
+    model, data = network() if model is None else model, data or rows()
+    arguments = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1} | training
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="clients keep their fronts")
+        played = play(out, data, model=model, **arguments)
+    simulated = cl.train(model, data, test=data[0], backend="loop", **arguments)
+    keeps, tail = len(simulated.clients) > 0, arguments.get("labels") == "stay"
+    L, end = 1 if keeps else 0, len(model) - (keeps and tail)
+    assert same(played.result.model[L:end], simulated.model[L:end])
+    for j, client in enumerate(played.clients):
+        assert isinstance(client, Joined), client
+        whole = simulated.clients[j] if keeps else simulated.model
+        assert client.front is not None
+        assert same(client.front, nn.Sequential(whole[0], *([whole[-1]] if tail else [])))
+    for ours, theirs in zip(played.result.history, simulated.history, strict=True):
+        assert (ours.steps, ours.samples, ours.bytes_up, ours.bytes_down, ours.clients, ours.faults) == (
+            *(theirs.steps, theirs.samples, theirs.bytes_up, theirs.bytes_down, theirs.clients),
+            (),
+        )
+        assert ours.sim_seconds is None
+        if not keeps:
+            assert (ours.accuracy, ours.train_loss, ours.drift_client) == (
+                *(theirs.accuracy, theirs.train_loss, theirs.drift_client),
+            )
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("scheme", "labels"),
+    [(s, labels) for s in SCHEMES for labels in ("send", "stay") if labels == "send" or not s.startswith("cycle")],
+)
+def test_every_scheme(tmp_path: Path, scheme: str, labels: str, optimizer: str) -> None:
+    check(tmp_path, scheme=scheme, labels=labels, optimizer=OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize("scheme", ["psl", "cyclesfl", "sflv2"])
+def test_memory_that_lives_on(tmp_path: Path, scheme: str) -> None:
+    """Protocol cyclesl: moments and places in the data stay with the clients."""
+    check(tmp_path, scheme=scheme, protocol="cyclesl", optimizer=OPTIMIZERS["adam"], rounds=3)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"local": cl.FedNAR(max_norm=0.5, norm="joint")},
+        {"local": cl.FedProx(mu=0.1), "update": cl.FedAvgM(beta=0.3)},
+        {"update": cl.FedNAG(), "scheme": "fedavg"},
+        {"scheme": cl.SMoFi(fuse_clients=True)},
+        {"participation": 0.5, "rounds": 4},
+        {"cut": (0, 2), "rounds": 3},
+        {"noise": 0.1},
+        {"shuffle": False, "last_batch": "keep"},
+    ],
+    ids=["joint", "prox", "fednag", "fused", "participation", "cuts", "noise", "kept"],
+)
+def test_every_message(tmp_path: Path, more: dict[str, Any]) -> None:
+    check(tmp_path, data=rows((12, 20, 10, 16)), **more)
+
+
+def test_images_and_dropout(tmp_path: Path) -> None:
+    """Kernels and activations that lie channels last, and random numbers at the client's address."""
+    torch.manual_seed(0)
+    front = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.3))
+    back = nn.Sequential(nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    g = torch.Generator().manual_seed(1)
+    data = [(torch.randn(n, 3, 8, 8, generator=g), torch.randint(0, 3, (n,), generator=g)) for n in (8, 12)]
+    check(tmp_path, nn.Sequential(front, back), data, scheme="smofi")
+
+
+def test_double_precision(tmp_path: Path) -> None:
+    check(tmp_path, network(torch.float64), rows(dtype=torch.float64), scheme="smofi")

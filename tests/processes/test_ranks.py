@@ -1,0 +1,124 @@
+"""Several processes train what one would: to the bit in order, to rounding when fast; and none of them is waited for
+in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cutlayer.cli.main import main
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.run_directory import read_summary
+from cutlayer.registry import SCHEMES
+from tests.forks import Forked, forked
+from tests.network.test_restart import free_port
+from tests.processes import harness
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+
+
+@contextmanager
+def launched(size: int, job: Callable[..., Any], *arguments: Any) -> Iterator[list[Forked]]:
+    """Ranks as torchrun would start them, without loading torch again."""
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    with ExitStack() as stack:
+        places = [{**env, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+        yield [stack.enter_context(forked(job, *arguments, env=place)) for place in places]
+
+
+def played(tmp_path: Path, size: int, *names: str) -> dict[str, Any]:
+    file = tmp_path / "found.json"
+    with launched(size, harness.main, str(file), *names) as ranks:
+        for rank in ranks:
+            assert rank.wait() == 0, rank.err[-2000:]
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_two_ranks_and_one(tmp_path: Path) -> None:
+    """Every scheme in both protocols: in order, the same bits in weights, in what is kept, in the whole record; fast
+    sums, in float32 and over a whole round, differ by rounding alone."""
+    found = played(tmp_path, 2)
+    alone = harness.played((), None)
+    assert set(found["ordered"]) == set(alone) >= {*SCHEMES}
+    for name, there in found["ordered"].items():
+        assert there == alone[name], name
+    for name, w in harness.weights(None).items():
+        assert max(abs(a - b) for a, b in zip(found["fast"][name], w, strict=True)) <= 1e-6, name
+
+
+def test_three_ranks_and_one(tmp_path: Path) -> None:
+    """Some rounds leave ranks idle."""
+    names = ("smofi few", "mergesfl few", "psl cyclesl", "smofi stacked")
+    assert played(tmp_path, 3, *names)["ordered"] == harness.played(names, None)
+
+
+def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+    """kill -9 of a rank under torchrun: a message, no hang; resumed by one process, the bits of a run that nothing
+    happened to."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    flags = ["--rounds", "12", "--train-rows", "300", "--clients", "12", "--local-epochs", "2", "--quiet", "--out"]
+    command = [*TORCHRUN, "2", "-m", "cutlayer", "run", *flags, str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as running:
+        journal = out / "journal.jsonl"
+        while not journal.exists() or journal.read_text().count("\n") < 2:
+            assert running.poll() is None
+            time.sleep(0.01)
+        os.kill(_worker(running.pid), signal.SIGKILL)
+        _, said = running.communicate()
+    assert running.returncode != 0
+    assert f"`cutlayer resume {out}` goes on from the last round" in said
+    done = len(journal.read_text().splitlines())
+    assert 2 <= done < 12
+    assert len(list(Experiment.resume(out))) == 12 - done
+    assert main(["run", *flags, str(whole)]) == 0
+    summaries = [read_summary(folder) for folder in (out, whole)]
+    assert summaries[0] is not None and summaries[1] is not None
+    assert summaries[0]["sha256"] == summaries[1]["sha256"]
+
+
+def test_a_rank_that_is_stopped_does_not_hold_the_others_for_ever(tmp_path: Path) -> None:
+    """SIGSTOP of a rank: the other one says so and ends; what it leaves can be resumed."""
+    out = tmp_path / "run"
+    flags = ["--rounds", "400", "--train-rows", "300", "--clients", "12", "--local-epochs", "2", "--quiet", "--out"]
+    os.environ["CUTLAYER_RANKS_TIMEOUT"] = "4"
+    try:
+        with launched(2, main, ["run", *flags, str(out)]) as (first, second):
+            journal = out / "journal.jsonl"
+            while not journal.exists() or journal.read_text().count("\n") < 2:
+                assert not first.ended, first.err
+                time.sleep(0.01)
+            os.kill(second.pid, signal.SIGSTOP)
+            try:
+                assert first.wait() == 2
+            finally:
+                os.kill(second.pid, signal.SIGCONT)
+            assert "`cutlayer resume" in first.err, first.err
+            assert second.wait() != 0
+    finally:
+        del os.environ["CUTLAYER_RANKS_TIMEOUT"]
+    assert Experiment.resume(out).run.state.n >= 2
+
+
+def _worker(launcher: int) -> int:
+    """The last of the processes that torchrun started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return int(children[-1])
+
+
+def test_what_is_wrong_is_said_once_and_by_all(tmp_path: Path) -> None:
+    command = ["run", "--scheme", "smofi", "--memory-limit", "0.01", "--out", str(tmp_path / "x")]
+    with launched(2, main, command) as ranks:
+        assert all(rank.wait() != 0 for rank in ranks)
+        said = "".join(rank.err for rank in ranks)
+    assert said.count("memory_limit = 0.01: a round of 15 clients") >= 1
+    assert not (tmp_path / "x").exists()
