@@ -1,27 +1,31 @@
-"""A scheme of your own: a frozen dataclass that opens a session, and one line in a table.
+"""A scheme of your own: a frozen dataclass that says what it is and opens a session for every round.
 
 Every client trains its own surrogate; at the end of the round the server half is not the mean but that of the
-client whose last loss is the median. Not a good idea, but a whole one: with the line in the table it is a name like
-any other, for `train`, in a config, in a comparison, with local rules, updates, every optimizer and both protocols.
+client whose last loss is the median. Not a good idea, but a whole one: it goes wherever a scheme goes, with local
+rules, updates, every optimizer, both protocols, and in every runtime.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cutlayer.data.tasks import digits
-from cutlayer.engine.train import train
-from cutlayer.models import mlp
-from cutlayer.optim.local import FedProx
-from cutlayer.registry import SCHEMES, Part
-from cutlayer.schemes.base import Closed
+from torch import nn
+
+import cutlayer as cl
+from cutlayer.schemes import Closed, Timing, Traits
 
 
 @dataclass(frozen=True)
 class MedianServer:
-    wave_order: ClassVar[str] = "together"
-    carry: ClassVar[str] = "sync"
+    traits: ClassVar[Traits] = Traits(
+        order="together",  # all clients step at once ...
+        carry="sync",  # ... and their fronts are averaged at the end of the round
+        halves="central",  # a server half for each client, all of them where the session is
+        meets="step",  # the losses are compared, so clients cannot be trained in groups
+        own_gradient=True,  # each client gets the gradient of its own loss
+        timing=Timing("round_barrier"),  # on simulated devices, nobody waits inside a round
+    )
 
-    def open(self, server, clients, kept):
+    def open(self, server, clients):
         return Session(server, clients)
 
 
@@ -43,13 +47,12 @@ class Session:
         return Closed(self.rows.row(self.row[ranked[len(ranked) // 2]]))
 
 
-SCHEMES["median"] = Part(MedianServer, "the surrogate with the median loss", "an example")
-
 if __name__ == "__main__":
-    data = digits()
+    data = cl.dataset("digits", None)
     clients = [(data.x[j::10], data.y[j::10]) for j in range(10)]
+    model = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 10))
     task = {"test": (data.x_test, data.y_test), "batch_size": 16, "rounds": 4}
-    for scheme in ("fedavg", "median"):
-        for more in ({}, {"local": FedProx(0.01), "update": "fedavgm"}, {"protocol": "cyclesl", "optimizer": "adam"}):
-            result = train(mlp((1, 8, 8), 10), clients, scheme=scheme, **task, **more)
+    for scheme in ("fedavg", MedianServer()):
+        for more in ({}, {"local": "fedprox", "update": "fedavgm"}, {"protocol": "cyclesl", "optimizer": "adam"}):
+            result = cl.train(model, clients, scheme=scheme, **task, **more)
             print(f"{scheme} {more}: {[round(r.accuracy, 3) for r in result.history]}")

@@ -17,7 +17,7 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "simulation": "core registry nn",
     "optim": "core nn",
     "clients": "core nn data optim",
-    "schemes": "core registry models nn optim clients",
+    "schemes": "core registry models nn simulation optim clients",
     "processes": "core nn optim clients",
     "engine": "core registry nn data simulation optim clients schemes processes",
     "network.transport": "core",

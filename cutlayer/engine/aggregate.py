@@ -67,11 +67,11 @@ class Closing:
         one = isinstance(closed.halves, Vectors)
         self.backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
         self.mean_s.add(self.backs, [1.0] if one else p)
-        relayed = s.scheme.carry == "relay"
+        relayed = s.traits.carry == "relay"
         known = bool(self.fronts) or self.team.size > 1  # among ranks, one may have nothing to add
         if known:
             self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
-        self.made |= self._parcels(closed, reports, p)
+        self.made |= self._parcels(reports, p)
         self.reports += reports
         if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
             drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.team) if known else None
@@ -87,7 +87,7 @@ class Closing:
         W_bar_c, W_bar_s = self.mean_c.value, self.mean_s.value
         momentum = dict(state.update)
         eta_c, eta_s = rate(s.optimizer, n), rate(s.server_optimizer, n)
-        if s.scheme.carry == "keep":  # the update acts on what is averaged: the server half
+        if s.traits.carry == "keep":  # the update acts on what is averaged: the server half
             w_s = s.update(self.W_s.w, W_bar_s.w, momentum, eta_s)
             halves = zip(self.W_c, W_bar_s._replace(w=w_s), strict=True)
             W = Vectors(*(torch.cat(pair) for pair in halves))
@@ -120,15 +120,11 @@ class Closing:
             made = gathered
         return {owner: Parcel(self.n, tensors) for owner, tensors in made.items()}
 
-    def _parcels(
-        self, closed: Closed, reports: Sequence[Report], p: Sequence[float]
-    ) -> dict[str, Mapping[str, Tensor]]:
+    def _parcels(self, reports: Sequence[Report], p: Sequence[float]) -> dict[str, Mapping[str, Tensor]]:
         """What the round leaves besides the weights, by owner."""
         s, server = self.setup, self.server
         made: dict[str, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
-        if closed.kept:
-            made["scheme"] = {name: tensor.clone() for name, tensor in closed.kept.items()}
-        keeps = s.scheme.carry == "keep"
+        keeps = s.traits.carry == "keep"
         for report in reports if keeps or s.persists else ():
             own = report.own(keeps, s.persists)
             made[f"client/{report.address.client}"] = own or {"round": torch.tensor(self.n)}  # it is with the client
@@ -156,7 +152,7 @@ class Closing:
         return Moments(tuple(m), max(self.team.everyones(t)))
 
     def _check_finite(self, W: Vectors) -> None:
-        keeps = self.setup.scheme.carry == "keep"
+        keeps = self.setup.traits.carry == "keep"
         if _finite([W]) and all(self.team.everyones(not keeps or _finite(self.fronts))):
             return
         backs = self.backs * len(self.fronts) if len(self.backs) == 1 else self.backs

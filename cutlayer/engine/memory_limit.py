@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Layout, blocks_of, in_order
 from cutlayer.nn.flat import half
 from cutlayer.nn.nested import Inputs, each, length
+from cutlayer.schemes.traits import Traits
 
 COPIES = 6  # of the whole model: W, the next W, the means' sums, an update's momentum
 MIB = 2**20
@@ -79,7 +79,7 @@ def counter(
     x: Inputs,
     device: torch.device,
     batch: int,
-    scheme: Any,
+    traits: Traits,
     moments: tuple[int, int],
     flight: int,
     attached: bool,
@@ -96,19 +96,16 @@ def counter(
         sum(p.numel() * p.element_size() for index in which for p in blocks[index].parameters())
         for which in (layout.client(cut), layout.server(cut))
     )
-    halves: Callable[[int, int], float] = getattr(scheme, "halves", lambda m, o: m * (2 + o))
     smashed = a.numel() * a.element_size() / length(x)
 
     def count(m: int) -> Need:
         here = min(m, flight)
-        fronts = 1 if scheme.carry == "relay" else m
-        at_once = 1 if scheme.wave_order == "one_by_one" else m
-        backs = (
-            at_once if layout.tail or getattr(scheme, "merges", False) else here
-        )  # until their clients have answered
+        fronts = 1 if traits.carry == "relay" else m
+        at_once = 1 if traits.order == "one_by_one" else m
+        backs = at_once if layout.tail or traits.meets == "batch" else here  # until their clients have answered
         waiting = 0.0 if attached else (front + 2 * smashed) * (fronts - min(here, fronts))
         return Need(
-            server=(halves(m, moments[1]) + m * asks) * d_s,
+            server=(traits.server_copies(m, moments[1]) + m * asks) * d_s,
             fronts=fronts * (2 + moments[0]) * d_c,
             activations=batch * (here * (front + last + 2 * smashed) + backs * back + waiting),
             model=(COPIES + here) * (d_c + d_s),

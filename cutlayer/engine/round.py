@@ -38,9 +38,9 @@ from cutlayer.optim.local import clips
 from cutlayer.optim.optimizers import Moments, rate
 from cutlayer.optim.update import buffers_of
 from cutlayer.processes.cohort import RankCohort
-from cutlayer.schemes.base import Regulates, Session
+from cutlayer.schemes.base import Session
 from cutlayer.schemes.server import Server
-from cutlayer.simulation.clock import Work, server_seconds, simulated
+from cutlayer.simulation.clock import Work, server_seconds
 from cutlayer.simulation.devices import seconds_per_sample
 
 
@@ -64,7 +64,8 @@ class Engine:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self._regulates = setup.scheme if isinstance(setup.scheme, Regulates) else None
+        self._traits = setup.traits
+        self._regulator = self._traits.regulator
         self._server: tuple[int, Server] | None = None
         self._p_s = server_seconds(setup.devices, setup.clock.kappa)
 
@@ -112,16 +113,15 @@ class Engine:
         mine = list(team.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(call.cut)
-        exchange = Exchange(s.cohort, n, call.attempt, s.local, getattr(s.scheme, "fuse_clients", False))
+        exchange = Exchange(s.cohort, n, call.attempt, s.local, self._traits.fuses_clients)
         self._begin(server, state, call, exchange, everybody)
         W_c, _ = state.W.split(s.offsets[call.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))
-        scheme_kept = state.kept["scheme"].open(n) if "scheme" in state.kept else {}
         sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
         closing = Closing(s, state, n, call.cut, server, team, sizes, len(groups) > 1)
         for group in groups:
             server.place = call.rows[group[0]] if group else 0
-            session = s.scheme.open(server, group, scheme_kept)
+            session = s.scheme.open(server, group)
             plans = {j: made.get(j) or self._plan(state, call, j, W_c, memory_c) for j in group}
             stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
             closing.add(session.close, self._train(exchange, session, plans, stepping))
@@ -188,19 +188,19 @@ class Engine:
             chosen = rng(s.seed, n, EVERYBODY, use).choice(everybody, m, replace=False)
             return sorted(muster.there[int(i)] for i in chosen)
 
-        if self._regulates is not None and getattr(s.scheme, "select", "random") != "random":
+        if self._regulator is not None and self._traits.needs_labels == "counts":
             pool = draw(min(2 * m, everybody))
             d = {j: feed.batch_size for j, feed in self._feeds(pool, cut).items()}
-            return self._regulates.choose(pool, m, d, turns, s.histogram) or draw(m)
+            return self._regulator.choose(pool, m, d, turns, s.histogram) or draw(m)
         return draw(m)
 
     def _feeds(self, selected: Sequence[int], cut: int) -> dict[int, Feed]:
         """Each client's feed, with the batch size its device is given where the scheme regulates them."""
         s = self.setup
-        if self._regulates is None:
+        if self._regulator is None:
             return dict.fromkeys(selected, s.feed)
         cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) for j in selected}
-        d = self._regulates.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
+        d = self._regulator.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
         return {j: replace(s.feed, batch_size=d[j]) for j in selected}
 
     def _cut(self, n: int) -> int:
@@ -237,11 +237,11 @@ class Engine:
 
     def _plan(self, state: Global, call: Call, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
         s, kept = self.setup, state.kept.get(f"client/{j}")
-        n, feed, keeps = call.n, call.feeds[j], s.scheme.carry == "keep"
+        n, feed, keeps = call.n, call.feeds[j], self._traits.carry == "keep"
         own = {} if kept is None else kept.open(n)
         eta = rate(s.optimizer, n)
-        if self._regulates is not None:
-            eta = self._regulates.rate(eta, feed.batch_size, s.feed.batch_size)
+        if self._regulator is not None:
+            eta = self._regulator.rate(eta, feed.batch_size, s.feed.batch_size)
         return Plan(
             address=Address(n, j, -1, call.attempt),
             cut=call.cut,
@@ -256,7 +256,7 @@ class Engine:
             shares_memory=buffers_of(s.update) == "average",
             keeps_half=keeps,
             keeps_memory=s.persists,
-            fuses=getattr(s.scheme, "fuse_clients", False),
+            fuses=self._traits.fuses_clients,
             confirmed=int(own.get("round", 0)),
             own=own,
             row=call.rows[j],
@@ -266,8 +266,8 @@ class Engine:
         self, exchange: Exchange, session: Session, plans: Mapping[int, Plan], epochs: Mapping[int, list[int]]
     ) -> list[Report]:
         """All clients at once; or, where the front is passed on, one leg after another from the last one's end."""
-        order = self.setup.scheme.wave_order
-        if self.setup.scheme.carry != "relay":
+        order = self._traits.order
+        if self._traits.carry != "relay":
             return exchange.leg(list(plans.values()), waves(order, epochs), session)
         reports: list[Report] = []
         for j in epochs:
@@ -282,12 +282,12 @@ class Engine:
         s = self.setup
         if s.persists:
             return turn
-        return sorted(J, key=lambda j: -sum(J[j])) if getattr(s.scheme, "spreads", False) else list(J)
+        return sorted(J, key=lambda j: -sum(J[j])) if self._traits.spread else list(J)
 
     def _turn(self, n: int, J: list[int]) -> list[int]:
         """The order in which clients come: a new random one every round where the order matters."""
         s = self.setup
-        if not s.feed.shuffle or not (s.persists or s.scheme.wave_order == "one_by_one"):
+        if not s.feed.shuffle or not (s.persists or self._traits.order == "one_by_one"):
             return J
         return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
 
@@ -327,7 +327,7 @@ class Engine:
     def _scores(self, after: Global, clients: Sequence[int]) -> tuple[Scores, dict[str, Any]]:
         s, n = self.setup, after.n
         due = n % s.evaluate_every == 0 or n == s.rounds
-        keeps = s.scheme.carry == "keep"
+        keeps = self._traits.carry == "keep"
         scores, series = Scores(), {}
         if s.evaluator and s.evaluator.per_client and (due or s.persists):
             front = after.front if keeps else lambda client: None
@@ -347,7 +347,7 @@ class Engine:
             return None
         steps = {j: T for j, (T, _) in work.items()}
         done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
-        return simulated(s.clock, s.scheme, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
+        return self._traits.seconds(s.clock, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
 
 
 def _apart(report: Report) -> Report:

@@ -93,7 +93,7 @@ class Run(Iterator[Round]):
     @property
     def model(self) -> nn.Module:
         """The joined global model, as a copy; where clients keep their half, with the mean of those, by size."""
-        keeps = self.setup.scheme.carry == "keep"
+        keeps = self.setup.traits.carry == "keep"
         return self._joined(self.state.merged(self.setup.sizes) if keeps else self.state.W)
 
     @property
@@ -122,7 +122,7 @@ class Personal(Lazy[nn.Module]):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._n = len(run.setup.sizes) if run.setup.scheme.carry == "keep" else 0
+        self._n = len(run.setup.sizes) if run.setup.traits.carry == "keep" else 0
 
     def __len__(self) -> int:
         return self._n

@@ -19,7 +19,8 @@ from cutlayer.optim.local import Local
 from cutlayer.optim.optimizers import Optimizer, rate
 from cutlayer.optim.update import Update
 from cutlayer.schemes.autograd import Loss
-from cutlayer.schemes.base import Histogram, Scheme
+from cutlayer.schemes.base import Scheme, Traits
+from cutlayer.schemes.traits import Histogram
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
 
@@ -57,6 +58,11 @@ class Setup:
     group: int | None  # clients that train at a time, where memory is limited
     need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int
+
+    @property
+    def traits(self) -> Traits:
+        """What the scheme says of itself."""
+        return self.scheme.traits
 
     def rates(self, n: int) -> str:
         """The learning rates of a round, for errors."""

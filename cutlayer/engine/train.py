@@ -39,7 +39,6 @@ from cutlayer.processes.cohort import RankCohort
 from cutlayer.processes.ranks import Ranks, join
 from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES, build
 from cutlayer.schemes import Scheme
-from cutlayer.schemes.base import Regulates
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
 
@@ -102,6 +101,7 @@ def rounds(
     expect(autocast in (None, "bfloat16"), "autocast", autocast, "'bfloat16', or None (float16 needs scaled losses)")
     _check(rounds, evaluate_every, seed, target, test, noise, kept_memory, memory_limit, protocol)
     client_side, server_side, chosen, rule, updating = _parts(scheme, local, update, optimizer, server_optimizer)
+    traits = chosen.traits
     model = twin(model)  # the caller may do with theirs what they like, also between rounds
     blocks = blocks_of(model)
     layout = Layout(len(blocks), tail=int(labels == "stay"))
@@ -116,12 +116,12 @@ def rounds(
     persists = protocol == "cyclesl"
     steps = 1 if persists and local_steps is None else local_steps
     feed = Feed(batch_size, local_epochs, steps, shuffle, last_batch, small_client, seed, onward=persists)
-    if persists and profile is not None and isinstance(chosen, Regulates):
+    if persists and profile is not None and traits.regulator is not None:
         raise ContractError(
             f"profile: {chosen} sets batch sizes by it, anew every round, and protocol 'cyclesl' goes on in the data "
             "batch by batch; expected None"
         )
-    if small_client == "skip" and isinstance(chosen, Regulates):
+    if small_client == "skip" and traits.regulator is not None:
         words = f"{chosen} gives a client with few samples a small batch, and skips nobody"
         warnings.warn(f"small_client = 'skip' has no effect here: {words}", NoEffect, stacklevel=2)
     away = clients if isinstance(clients, Elsewhere) else None
@@ -142,30 +142,30 @@ def rounds(
             *example,
             loss,
             batch_size,
-            chosen.wave_order != "one_by_one",
+            traits.order != "one_by_one",
             autocast is not None,
             on,
         )
     sizes = inputs.sizes_of(trains) if away is None else away.sizes
-    if away is None and not any(feed.per_epoch(size) for size in sizes) and not isinstance(chosen, Regulates):
+    if away is None and not any(feed.per_epoch(size) for size in sizes) and traits.regulator is None:
         raise ContractError(
             f"batch_size = {batch_size}: the largest client has {max(sizes)} samples, so none has a full batch; "
             f"expected at most {max(sizes)}, or small_client='one_batch'"
         )
-    spreads = not isinstance(team, Ranks) or getattr(chosen, "spreads", False)
-    flows = spreads and getattr(chosen, "flows", False) and not layout.tail
+    spreads = not isinstance(team, Ranks) or traits.spread
+    flows = spreads and traits.own_gradient and not layout.tail
     style = Style(how.randomness, None if autocast is None else torch.bfloat16)
     local_clients = LocalCohort(
         trains, lambda L: half(model, layout.client(L), on, style), how.workers, flows, how.size, how.front is None
     )
     selected = inputs.selected(participation, len(sizes)) if away is None else 0  # those who are there decide
     share = -(-selected // team.size) if spreads else selected
-    separate = team.size == 1 and getattr(chosen, "separate", False) and buffers_of(updating) != "average"
+    separate = team.size == 1 and traits.separate and buffers_of(updating) != "average"
     moments = len(client_side.betas), len(server_side.betas)
     flight = how.size * how.workers.n
     asks = joint(rule)
     count = functools.cache(
-        lambda: memory.counter(model, layout, lo, example[0], on, batch_size, chosen, moments, flight, flows, asks)
+        lambda: memory.counter(model, layout, lo, example[0], on, batch_size, traits, moments, flight, flows, asks)
     )
     group = None if memory_limit is None else memory.group(memory_limit, share, separate, count(), how.size)
     evaluator = Evaluator(model, tests, loss, on, layout, lo, per_client, metric, how.workers, team)
@@ -190,7 +190,7 @@ def rounds(
         noise=noise,
         loss=loss,
         select=selected,
-        evaluator=evaluator if len(tests) and (away is None or chosen.carry != "keep") else None,
+        evaluator=evaluator if len(tests) and (away is None or traits.carry != "keep") else None,
         evaluate_every=evaluate_every,
         rounds=rounds,
         shape=shape,
@@ -210,9 +210,9 @@ def rounds(
 def _possible_elsewhere(scheme: Scheme, team: Team, tests: bool) -> None:
     """Clients on other machines tell neither their labels' counts nor, where they keep them, their fronts."""
     expect(team.size == 1, "ranks", team.size, "one process, where clients are on other machines")
-    if getattr(scheme, "select", "random") != "random":
+    if scheme.traits.needs_labels == "counts":
         raise ContractError(f"scheme = {scheme}: it chooses clients by their labels, which are not known elsewhere")
-    if scheme.carry == "keep" and tests:
+    if scheme.traits.carry == "keep" and tests:
         warnings.warn("clients keep their fronts to themselves: there is no whole model to test here", stacklevel=3)
 
 
@@ -226,7 +226,7 @@ def _parts(
     """The parts by name or as objects, each what it should be; an update may bring its own local step with it."""
     for field, given in (("scheme", scheme), ("optimizer", optimizer)):
         expect(given is not None, field, None, "a name or an object")
-    chosen: Scheme = build("scheme", SCHEMES, scheme, ("wave_order", "carry", "open"))
+    chosen: Scheme = build("scheme", SCHEMES, scheme, ("traits", "open"))
     rule: Local | None = build("local", LOCALS, local, ("pull", "max_norm", "norm"))
     updating: Update = FedAvg() if update is None else build("update", UPDATES, update, ("__call__",))
     client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer, OPTIMIZER)

@@ -34,10 +34,10 @@ def refuse_senseless(
         _local(scheme, local, (optimizer, server_optimizer))
     if buffers_of(update) == "average":
         _averaged_memory(scheme, update, optimizer, server_optimizer, protocol)
-    if getattr(scheme, "fuse_clients", False):
+    if scheme.traits.fuses_clients:
         if not any(optimizer.betas):
             raise ContractError(f"scheme = {scheme}: there is no momentum to fuse on the clients with {optimizer}")
-        if protocol == "cyclesl" and getattr(scheme, "rebias_history", False):
+        if protocol == "cyclesl" and scheme.traits.common_steps:
             raise ContractError(
                 f"scheme = {scheme}: in protocol 'cyclesl' each client's step counter is its own, so clients' stale "
                 "moments have no common correction; expected rebias_history=False"
@@ -51,7 +51,7 @@ def refuse_senseless(
 
 
 def _local(scheme: Scheme, local: Local, optimizers: tuple[Optimizer, ...]) -> None:
-    if joint(local) and not getattr(scheme, "pairs", False):
+    if joint(local) and not scheme.traits.own_gradient:
         raise ContractError(
             f"local = {local}: a joint norm needs a server gradient that belongs to one client, and {scheme} has none; "
             "expected norm='half'"
@@ -72,7 +72,7 @@ def _averaged_memory(
             f"update = {update}: it averages the clients' momentum every round, and protocol {protocol!r} leaves each "
             "client its own; expected protocol 'smofi'"
         )
-    if scheme.carry != "sync" or not getattr(scheme, "shares_memory", False):
+    if scheme.traits.carry != "sync" or not scheme.traits.separate:
         raise ContractError(
             f"update = {update}: it averages the momentum of every client's whole model over the round, and {scheme} "
             "does not keep one for each client from the round's start to its end; expected scheme 'fedavg'"
@@ -88,12 +88,12 @@ def _averaged_memory(
 
 
 def _staying(scheme: Scheme) -> None:
-    if getattr(scheme, "trains_apart", False):
+    if scheme.traits.needs_labels == "rows":
         raise ContractError(
             f"labels = 'stay': {scheme} trains the server by itself on features and labels of all clients, so it needs "
             "the labels there; expected labels 'send', or another scheme"
         )
-    if getattr(scheme, "select", "random") != "random":
+    if scheme.traits.needs_labels == "counts":
         raise ContractError(
             f"labels = 'stay': {scheme} chooses clients by their label counts, which the server would have to know; "
             "expected select='random'"
@@ -102,11 +102,11 @@ def _staying(scheme: Scheme) -> None:
 
 def _redrawn(scheme: Scheme, protocol: str) -> None:
     why = None
-    if scheme.carry == "keep":
+    if scheme.traits.carry == "keep":
         why = f"with {scheme} clients keep their half"
     elif protocol == "cyclesl":
         why = "protocol 'cyclesl' keeps optimizer memory"
-    elif getattr(scheme, "persists", False):
+    elif scheme.traits.persists:
         why = f"{scheme} keeps the server's momentum"
     if why is not None:
         raise ContractError(f"cut: it cannot be redrawn every round, since {why} between rounds; expected one number")

@@ -16,7 +16,7 @@ Effect = tuple[str, Callable[[Config], bool], str]
 
 
 def _keeps(config: Config) -> bool:
-    return config.protocol == "cyclesl" or config.part("scheme").carry == "keep"
+    return config.protocol == "cyclesl" or config.part("scheme").traits.carry == "keep"
 
 
 def _adaptive(config: Config) -> bool:

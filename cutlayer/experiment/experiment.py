@@ -239,7 +239,7 @@ class Experiment:
         front, back = halves(model, lo)
         data = load_data(self.config)
         about = {"model": self.config.model, "shape": list(data.shape), "classes": data.classes, "cut": lo}
-        kept = self.run.setup.scheme.carry == "keep" and isinstance(self.run.setup.cohort, Comes)
+        kept = self.run.setup.traits.carry == "keep" and isinstance(self.run.setup.cohort, Comes)
         known = {"model": model, "front": front, "back": back}
         if kept:  # the fronts, and where labels stay the last blocks, are with the clients
             known = {"back": back if self.config.labels == "send" else back[:-1]}

@@ -11,7 +11,7 @@ from cutlayer.errors import StoreError
 from cutlayer.experiment import model_profile
 from cutlayer.experiment.description import read_config
 from cutlayer.nn.cut import Layout, cut_range
-from cutlayer.simulation.clock import Clock, Work, seconds, server_seconds, simulated
+from cutlayer.simulation.clock import Clock, Timing, Work, seconds, server_seconds
 from cutlayer.simulation.devices import draw
 
 
@@ -44,7 +44,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     clients = max((j + 1 for record in rounds for j in record.clients), default=0)  # a server learns who there are
     devices = draw(change.profile or was.profile, max(model.clients, clients, 1), was.seed, sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
-    scheme, whole = was.part("scheme"), sum(model.weights)
+    traits, whole = was.part("scheme").traits, sum(model.weights)
     again = []
     for record in rounds:
         cut = record.cut if change.cut is None else change.cut
@@ -56,8 +56,8 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
         B = {j: n / T[j] for j, n in zip(record.clients, record.client_samples, strict=True)}
         work = Work(T, B, cut)
         if change.plain:
-            time = seconds(clock, "plain", work, devices, model.shape, p_s, whole)
+            time = seconds(clock, Timing("plain"), work, devices, model.shape, p_s, whole)
         else:
-            time = simulated(clock, scheme, work, devices, model.shape, p_s, sum(model.weights[: cut + 1]))
+            time = traits.seconds(clock, work, devices, model.shape, p_s, sum(model.weights[: cut + 1]))
         again.append(replace(record, sim_seconds=time))
     return again

@@ -88,12 +88,12 @@ def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 25
         server = Traced(half, optimizer, functional.cross_entropy, 0, True)
         clients = list(range(m))
         server.begin(1, half.read(), 0.01, dict.fromkeys(clients, 100), dict.fromkeys(clients, batch))
-        session = scheme.open(server, clients, {})
+        session = scheme.open(server, clients)
         chain, began, sent = 0, 0.0, 0
         for k in range(STEPS):
             if k == 1:
                 chain, server.work, began, sent = 0, 0, time.perf_counter(), 0
-            for wave in _waves(scheme.wave_order, clients):
+            for wave in _waves(scheme.traits.order, clients):
                 smashed = [_smashed(j, k, batch, width) for j in wave.clients]
                 replies = session.step(wave, smashed)
                 chain += server.chain()

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
-from cutlayer.clients.waves import Order, Wave
+from cutlayer.clients.waves import Wave
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
 from cutlayer.errors import expect, is_whole
 from cutlayer.schemes.averaged import Averaged, check_share
-from cutlayer.schemes.base import Carry, Closed, Kept, Server
+from cutlayer.schemes.base import Closed, Server, Traits
+from cutlayer.schemes.traits import Carry
+from cutlayer.simulation.clock import Timing
 
 FrozenBN = Literal["train", "eval", "no_update"]
 
@@ -40,9 +42,7 @@ class CycleSFL:
     server_batch: int | None = None
     loss_weight: Literal["samples", "uniform"] = "samples"
     frozen_bn: FrozenBN = "train"
-    wave_order: ClassVar[Order] = "together"
     carry: ClassVar[Carry] = "sync"
-    trains_apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         whole = self.server_batch is None or (is_whole(self.server_batch) and self.server_batch >= 1)
@@ -50,12 +50,21 @@ class CycleSFL:
         expect(self.loss_weight in ("samples", "uniform"), "loss_weight", self.loss_weight, "'samples' or 'uniform'")
         _check(self.server_epochs, self.frozen_bn)
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Cycled | Averaged:
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            order="together",
+            carry=self.carry,
+            halves="one",
+            meets="step",
+            own_gradient=False,
+            timing=Timing("cycled", self.server_epochs),
+            needs_labels="rows",
+        )
+
+    def open(self, server: Server, clients: Sequence[int]) -> Cycled | Averaged:
         batch = self.server_batch or max(server.batch.values())
         return Cycled(server, self.server_epochs, batch, self.loss_weight == "samples", self.frozen_bn)
-
-    def halves(self, m: int, o: int) -> float:
-        return 2 + o
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,8 @@ class CycleSGLR(CycleSFL):
         super().__post_init__()
         check_share(self.share)
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Averaged:
-        return Averaged(super().open(server, clients, kept), server, clients, self.share)
+    def open(self, server: Server, clients: Sequence[int]) -> Averaged:
+        return Averaged(super().open(server, clients), server, clients, self.share)
 
 
 @dataclass(frozen=True)
@@ -87,18 +96,24 @@ class CycleSSL:
 
     server_epochs: int = 1
     frozen_bn: FrozenBN = "train"
-    wave_order: ClassVar[Order] = "one_by_one"
-    carry: ClassVar[Carry] = "relay"
-    trains_apart: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.server_epochs, self.frozen_bn)
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Cycled:
-        return Cycled(server, self.server_epochs, None, False, self.frozen_bn)
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            order="one_by_one",
+            carry="relay",
+            halves="one",
+            meets="step",
+            own_gradient=False,
+            timing=Timing("cycled_sequential", self.server_epochs),
+            needs_labels="rows",
+        )
 
-    def halves(self, m: int, o: int) -> float:
-        return 2 + o
+    def open(self, server: Server, clients: Sequence[int]) -> Cycled:
+        return Cycled(server, self.server_epochs, None, False, self.frozen_bn)
 
 
 class Cycled:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
-from cutlayer.clients.waves import Order, Wave
+from cutlayer.clients.waves import Wave
 from cutlayer.core.randomness import EVERYBODY
 from cutlayer.errors import expect
-from cutlayer.schemes.base import Carry, Closed, Histogram, Kept, Server
+from cutlayer.schemes.base import Closed, Server, Traits
+from cutlayer.schemes.traits import Histogram
+from cutlayer.simulation.clock import Timing
 
 SMOOTH = 1e-8
 
@@ -35,16 +37,26 @@ class MergeSFL:
     select: Literal["random", "kl_greedy"] = "random"
     front_weights: Literal["batch", "uniform"] = "batch"
     scale_lr: bool = False
-    wave_order: ClassVar[Order] = "together"
-    carry: ClassVar[Carry] = "sync"
-    merges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expect(self.select in ("random", "kl_greedy"), "select", self.select, "'random' or 'kl_greedy'")
         expect(self.front_weights in ("batch", "uniform"), "front_weights", self.front_weights, "'batch' or 'uniform'")
         expect(isinstance(self.scale_lr, bool), "scale_lr", self.scale_lr, "true or false")
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Merged:
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            order="together",
+            carry="sync",
+            halves="one",
+            meets="batch",
+            own_gradient=False,
+            timing=Timing("merged"),
+            needs_labels="no" if self.select == "random" else "counts",
+            regulator=self,
+        )
+
+    def open(self, server: Server, clients: Sequence[int]) -> Merged:
         return Merged(server, clients, self.front_weights)
 
     def batches(self, B: int, sizes: Mapping[int, int], cost: Mapping[int, float]) -> dict[int, int]:
@@ -55,15 +67,13 @@ class MergeSFL:
         return {j: max(1, min(max(round(budget * speed[j] / total), least), 4 * B, size)) for j, size in sizes.items()}
 
     def choose(
-        self, pool: Sequence[int], m: int, d: Mapping[int, int], turns: Mapping[int, int], histogram: Histogram
-    ) -> list[int] | None:
-        """Add the client that brings KL(Phi || Phi_0) lowest until there are m; ties to the fewest turns."""
-        if self.select == "random":
-            return None
+        self, pool: Sequence[int], m: int, d: Mapping[int, int], participations: Mapping[int, int], histogram: Histogram
+    ) -> list[int]:
+        """Add the client that brings KL(Phi || Phi_0) lowest until there are m; ties to the fewest participations."""
         Phi_0 = histogram(EVERYBODY)
         merged: NDArray[np.float64] = 0 * Phi_0
         chosen: list[int] = []
-        rest = sorted((j for j in pool if histogram(j).any()), key=lambda j: (turns.get(j, 0), j))
+        rest = sorted((j for j in pool if histogram(j).any()), key=lambda j: (participations.get(j, 0), j))
         for _ in range(min(m, len(rest))):
             sums = {j: merged + d[j] * histogram(j) for j in rest}
             best = min(rest, key=lambda j: _divergence(sums[j] / sums[j].sum(), Phi_0))
@@ -74,9 +84,6 @@ class MergeSFL:
 
     def rate(self, eta: float, d: int, B: int) -> float:
         return eta * d / B if self.scale_lr else eta
-
-    def halves(self, m: int, o: int) -> float:
-        return 2 + o
 
 
 class Merged:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cutlayer.clients.messages import CutGrad, Smashed
-from cutlayer.clients.waves import Order, Wave
+from cutlayer.clients.waves import Wave
 from cutlayer.errors import expect
-from cutlayer.schemes.base import Carry, Closed, Kept, Server
+from cutlayer.schemes.base import Closed, Server, Traits
+from cutlayer.simulation.clock import Timing
 
 Reset = Literal["auto", "step", "client", "round", "never"]
 
@@ -30,9 +31,6 @@ class SFLV2:
 
     order: Literal["client", "step"] = "client"
     reset: Reset = "auto"
-    carry: ClassVar[Carry] = "sync"
-    pairs: ClassVar[bool] = True
-    flows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         resets = ("auto", "step", "client", "round", "never")
@@ -40,35 +38,37 @@ class SFLV2:
         expect(self.reset in resets, "reset", self.reset, "'auto', 'step', 'client', 'round' or 'never'")
 
     @property
-    def wave_order(self) -> Order:
-        return "one_by_one" if self.order == "client" else "together"
+    def traits(self) -> Traits:
+        return Traits(
+            order="one_by_one" if self.order == "client" else "together",
+            carry="sync",
+            halves="one",
+            meets="step",
+            own_gradient=True,
+            timing=Timing("sequential"),  # whichever its order: one server half, one batch at a time
+            persists=self.reset == "never",
+        )
 
-    @property
-    def persists(self) -> bool:
-        return self.reset == "never"
-
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Shared:
+    def open(self, server: Server, clients: Sequence[int]) -> Shared:
         auto: Reset = "never" if server.persists else "step"
         return Shared(server, clients, auto if self.reset == "auto" else self.reset)
-
-    def halves(self, m: int, o: int) -> float:
-        return 2 + o
 
 
 @dataclass(frozen=True)
 class SSL:
     """Sequential split learning: one front and one server model, from client to client."""
 
-    wave_order: ClassVar[Order] = "one_by_one"
-    carry: ClassVar[Carry] = "relay"
-    pairs: ClassVar[bool] = True
-    flows: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        order="one_by_one",
+        carry="relay",
+        halves="one",
+        meets="step",
+        own_gradient=True,
+        timing=Timing("relay"),
+    )
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Shared:
+    def open(self, server: Server, clients: Sequence[int]) -> Shared:
         return Shared(server, clients, "never" if server.persists else "round")
-
-    def halves(self, m: int, o: int) -> float:
-        return 2 + o
 
 
 class Shared:

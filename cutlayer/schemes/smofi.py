@@ -16,19 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from cutlayer.clients.messages import CutGrad, Momentum, Smashed
-from cutlayer.clients.waves import Order, Wave
+from cutlayer.clients.waves import Wave
 from cutlayer.core.group import Wait
 from cutlayer.errors import expect
 from cutlayer.optim.fusion import Fusion, Staleness
 from cutlayer.optim.local import joint
 from cutlayer.optim.optimizers import NAG, SGD, Moments, remember, runs
-from cutlayer.schemes.base import Carry, Closed, Kept, Server
+from cutlayer.schemes.base import Closed, Server, Traits
+from cutlayer.simulation.clock import Timing
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,29 @@ class SMoFi:
     rebias_history: bool = False
     adaptive: bool = False
     fuse_clients: bool = False
-    wave_order: ClassVar[Order] = "together"
-    carry: ClassVar[Carry] = "sync"
-    pairs: ClassVar[bool] = True
-    flows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.staleness()
         expect(isinstance(self.fuse_clients, bool), "fuse_clients", self.fuse_clients, "true or false")
 
     @property
-    def spreads(self) -> bool:
-        return not (self.adaptive or self.fuse_clients)
-
-    def halves(self, m: int, o: int) -> float:
-        return 2 * m + 3 * o + (o - 1) * m
+    def traits(self) -> Traits:
+        return Traits(
+            order="together",
+            carry="sync",
+            halves="central" if self.adaptive or self.fuse_clients else "spread",
+            meets="step",
+            own_gradient=True,
+            timing=Timing("step_barrier"),
+            fuses_clients=self.fuse_clients,
+            common_steps=self.fuse_clients and self.rebias_history,
+            copies=lambda m, o: 2 * m + 3 * o + (o - 1) * m,
+        )
 
     def staleness(self) -> Staleness:
         return Staleness(self.alpha, self.stale_offset, self.hist_norm, self.rebias_history, self.adaptive)
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Fused:
+    def open(self, server: Server, clients: Sequence[int]) -> Fused:
         return Fused(server, clients, self.staleness())
 
 

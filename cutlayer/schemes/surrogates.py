@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cutlayer.clients.messages import CutGrad, Smashed
-from cutlayer.clients.waves import Order, Wave
+from cutlayer.clients.waves import Wave
 from cutlayer.errors import expect
 from cutlayer.optim.averaging import average
 from cutlayer.schemes.averaged import Averaged, check_share
-from cutlayer.schemes.base import Carry, Closed, Kept, Server
+from cutlayer.schemes.base import Closed, Server, Traits
+from cutlayer.simulation.clock import Timing
 
 Owner = Literal["slot", "client"]
 
@@ -34,28 +35,23 @@ class SFLV1:
 
     every: Literal["step", "epoch", "round"] = "epoch"
     memory: Owner = "slot"
-    carry: ClassVar[Carry] = "sync"
-    pairs: ClassVar[bool] = True
-    flows: ClassVar[bool] = True
-    spreads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         expect(self.every in ("step", "epoch", "round"), "every", self.every, "'step', 'epoch' or 'round'")
         _check_memory(self.memory)
 
     @property
-    def wave_order(self) -> Order:
-        return "by_epoch" if self.every == "epoch" else "together"
+    def traits(self) -> Traits:
+        return Traits(
+            order="by_epoch" if self.every == "epoch" else "together",
+            carry="sync",
+            halves="spread",
+            meets=self.every,
+            own_gradient=True,
+            timing=Timing("step_barrier" if self.every == "step" else "round_barrier"),
+        )
 
-    @property
-    def shares_memory(self) -> bool:
-        return self.every == "round"
-
-    @property
-    def separate(self) -> bool:
-        return self.every == "round"
-
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Surrogates:
+    def open(self, server: Server, clients: Sequence[int]) -> Surrogates:
         return Surrogates(server, clients, self.every, self.memory)
 
 
@@ -64,17 +60,19 @@ class PSL:
     """Parallel split learning: surrogates averaged once a round; every client keeps its own front."""
 
     memory: Owner = "slot"
-    wave_order: ClassVar[Order] = "together"
-    carry: ClassVar[Carry] = "keep"
-    pairs: ClassVar[bool] = True
-    flows: ClassVar[bool] = True
-    spreads: ClassVar[bool] = True
-    separate: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits(
+        order="together",
+        carry="keep",
+        halves="spread",
+        meets="round",
+        own_gradient=True,
+        timing=Timing("round_barrier"),
+    )
 
     def __post_init__(self) -> None:
         _check_memory(self.memory)
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Surrogates:
+    def open(self, server: Server, clients: Sequence[int]) -> Surrogates:
         return Surrogates(server, clients, "round", self.memory)
 
 
@@ -87,14 +85,20 @@ class SGLR:
 
     share: float = 0.5
     memory: Owner = "slot"
-    wave_order: ClassVar[Order] = "together"
-    carry: ClassVar[Carry] = "keep"
+    traits: ClassVar[Traits] = Traits(
+        order="together",
+        carry="keep",
+        halves="central",
+        meets="step",  # in the averaged gradient
+        own_gradient=False,
+        timing=Timing("step_barrier"),
+    )
 
     def __post_init__(self) -> None:
         check_share(self.share)
         _check_memory(self.memory)
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> Averaged:
+    def open(self, server: Server, clients: Sequence[int]) -> Averaged:
         return Averaged(Surrogates(server, clients, "round", self.memory), server, clients, self.share)
 
 

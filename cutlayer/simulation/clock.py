@@ -135,42 +135,18 @@ def plain(J: Clients, clock: Clock, E_s: int) -> float:
 COMPOSITIONS: dict[str, Callable[[Clients, Clock, int], float]] = {
     f.__name__: f for f in (step_barrier, round_barrier, sequential, relay, merged, cycled, cycled_sequential, plain)
 }
-SCHEMES = {  # by the name of the scheme's class, or of one it inherits from
-    "SMoFi": "step_barrier",
-    "SGLR": "step_barrier",  # the averaged gradient needs everybody's
-    "PSL": "round_barrier",
-    "SFLV2": "sequential",  # whichever its order: one server half, one batch at a time
-    "SSL": "relay",
-    "MergeSFL": "merged",
-    "CycleSFL": "cycled",
-    "CycleSSL": "cycled_sequential",
-}
-EVERY = {"step": "step_barrier", "epoch": "round_barrier", "round": "round_barrier"}
-ORDERS = {"together": "step_barrier", "by_epoch": "round_barrier", "one_by_one": "sequential"}
 
 
-def composition_of(scheme: object) -> tuple[str, int]:
-    """The composition of a scheme, and its E_s: by its name; failing that, by how often it averages surrogates
-    (SFLV1's `every`); failing that, by its order of waves."""
-    E_s = int(getattr(scheme, "server_epochs", 1))
-    for kind in type(scheme).__mro__:
-        if kind.__name__ in SCHEMES:
-            return SCHEMES[kind.__name__], E_s
-    every, order = getattr(scheme, "every", None), getattr(scheme, "wave_order", None)
-    if every in EVERY:
-        return EVERY[every], E_s
-    if order not in ORDERS:
-        raise unknown("wave_order", order, ORDERS)
-    return "relay" if getattr(scheme, "carry", None) == "relay" else ORDERS[order], E_s
+@dataclass(frozen=True)
+class Timing:
+    """How the seconds of a scheme's steps add up: one of the compositions above, and the server's epochs E_s."""
 
+    composition: str
+    server_epochs: int = 1
 
-def simulated(
-    clock: Clock, scheme: object, work: Work, devices: Sequence[Device], shape: Shape, p_s: float, front: int
-) -> float:
-    """The simulated seconds of a scheme's round; `front`: |Wc|, which does not travel where clients keep theirs."""
-    composition, E_s = composition_of(scheme)
-    weights = 0 if getattr(scheme, "carry", None) == "keep" else front
-    return seconds(clock, composition, work, devices, shape, p_s, weights, E_s)
+    def __post_init__(self) -> None:
+        if self.composition not in COMPOSITIONS:
+            raise unknown("composition", self.composition, COMPOSITIONS)
 
 
 def server_seconds(devices: Sequence[Device], kappa: float) -> float:
@@ -181,27 +157,24 @@ def server_seconds(devices: Sequence[Device], kappa: float) -> float:
 
 def seconds(
     clock: Clock,
-    composition: str,
+    timing: Timing,
     work: Work,
     devices: Sequence[Device],
     shape: Shape,
     p_s: float,
     weights: int = 0,
-    server_epochs: int = 1,
 ) -> float:
     """The simulated seconds of one round; a client without steps takes no part in it.
 
     `weights`: the numbers a client fetches and sends back once a round: |Wc|, or 0 where fronts stay with their
     clients; |W| for "plain", which has nothing else to send and counts them whatever the clock says.
     """
-    if composition not in COMPOSITIONS:
-        raise unknown("composition", composition, COMPOSITIONS)
     O, S = share(shape, work.cut), kilobits(shape.elements[work.cut])  # noqa: E741
-    counted = weights if clock.sync or composition == "plain" else 0
+    counted = weights if clock.sync or timing.composition == "plain" else 0
     J = []
     for j, T in work.steps.items():
         if T > 0:
             (p, b), B = devices[j], work.batch[j]
             whole, srv = TRAINING * B * p, TRAINING * B * p_s * (1 - O)
             J.append(Phases(T, whole * O, srv, 2 * B * S / b, 2 * kilobits(counted) / b, whole))
-    return COMPOSITIONS[composition](J, clock, server_epochs) if J else 0.0
+    return COMPOSITIONS[timing.composition](J, clock, timing.server_epochs) if J else 0.0

@@ -74,9 +74,9 @@ def opened(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> list[int]:
     sessions: list[int] = []
     real = type(scheme).open
 
-    def listening(self: Any, server: Any, clients: Sequence[int], kept: Any) -> Any:
+    def listening(self: Any, server: Any, clients: Sequence[int]) -> Any:
         sessions.append(len(clients))
-        return real(self, server, clients, kept)
+        return real(self, server, clients)
 
     monkeypatch.setattr(type(scheme), "open", listening)
     return sessions
@@ -308,8 +308,7 @@ def allocated(monkeypatch: pytest.MonkeyPatch, optimizer: cl.SGD | cl.Adam, **mo
         list(run)
     finally:
         gc.unfreeze()
-    says = getattr(scheme, "halves", lambda m, o: m * (2 + o))
-    return walk.halves, says(len(STEPS), len(optimizer.betas))
+    return walk.halves, scheme.traits.server_copies(len(STEPS), len(optimizer.betas))
 
 
 @pytest.mark.parametrize("optimizer", [WatchedSGD(lr=0.01), WatchedAdam()], ids=["sgd", "adam"])

@@ -141,8 +141,8 @@ def test_variants_of_schemes_stacked(scheme: Any) -> None:
 class Backwards(cl.SFLV1):
     """The server's rows lie in another order than the clients'."""
 
-    def open(self, server: Any, clients: Any, kept: Any) -> Any:
-        return super().open(server, list(clients)[::-1], kept)
+    def open(self, server: Any, clients: Any) -> Any:
+        return super().open(server, list(clients)[::-1])
 
 
 def test_a_scheme_may_lay_its_rows_otherwise() -> None:
@@ -477,7 +477,7 @@ def test_one_backward_pass_through_a_stack(halves: str) -> None:
 def test_who_lets_gradients_flow() -> None:
     """Schemes that give each client its own gradient, as it is; not those that average it or take it twice."""
     made: dict[str, Scheme] = {name: build("scheme", SCHEMES, name, ()) for name in SCHEMES}
-    assert [name for name, scheme in made.items() if getattr(scheme, "flows", False)] == sorted(
+    assert [name for name, scheme in made.items() if scheme.traits.own_gradient] == sorted(
         FLOWING, key=list(SCHEMES).index
     )
     for name in SCHEMES:

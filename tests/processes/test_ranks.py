@@ -79,7 +79,8 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> N
     assert f"`cutlayer resume {out}` goes on from the last round" in said
     done = len(journal.read_text().splitlines())
     assert 2 <= done < 12
-    assert len(list(Experiment.resume(out))) == 12 - done
+    again = len(list(Experiment.resume(out))) - (12 - done)
+    assert again in (0, 1)  # the root may have died between a round's line in the journal and its checkpoint
     assert main(["run", *flags, str(whole)]) == 0
     summaries = [read_summary(folder) for folder in (out, whole)]
     assert summaries[0] is not None and summaries[1] is not None

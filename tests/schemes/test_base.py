@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.clients.messages import CutGrad, Smashed
-from cutlayer.clients.waves import Order, Wave
-from cutlayer.schemes.base import Carry, Closed, Kept, Server
+from cutlayer.schemes import Closed, CutGrad, Server, Smashed, Timing, Traits, Wave
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,11 @@ class Cycled:
     """CycleSFL in small: train the server on the pooled features, then take the clients' gradients from it."""
 
     server_batch: int
-    wave_order: ClassVar[Order] = "together"
-    carry: ClassVar[Carry] = "sync"
+    traits: ClassVar[Traits] = Traits(
+        order="together", carry="sync", halves="one", meets="step", own_gradient=False, timing=Timing("cycled")
+    )
 
-    def open(self, server: Server, clients: Sequence[int], kept: Kept) -> CycledRound:
+    def open(self, server: Server, clients: Sequence[int]) -> CycledRound:
         return CycledRound(server, self.server_batch)
 
 

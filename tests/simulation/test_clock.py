@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from cutlayer.clients.waves import waves
 from cutlayer.data.partition import Dirichlet
 from cutlayer.nn.macs import Shape
 from cutlayer.registry import SCHEMES
-from cutlayer.simulation.clock import COMPOSITIONS, Clock, Work, composition_of, seconds, server_seconds, simulated
+from cutlayer.simulation.clock import COMPOSITIONS, Clock, Timing, Work, seconds, server_seconds
 from cutlayer.simulation.devices import Device, draw, seconds_per_sample
 
 SPLIT = [name for name in COMPOSITIONS if name != "plain"]
@@ -57,22 +57,24 @@ BY_HAND = {
 def test_three_clients_by_hand(composition: str) -> None:
     without, with_sync = BY_HAND[composition]
     for clock, expected in ((Clock(), without), (Clock(sync=True), with_sync)):
-        found = seconds(clock, composition, WORK, DEVICES, SHAPE, 0.005, weights=1000, server_epochs=2)
+        found = seconds(clock, Timing(composition, 2), WORK, DEVICES, SHAPE, 0.005, weights=1000)
         assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_sflv2_as_the_paper_seems_to_count_it() -> None:
     """Clients side by side and the server's work in turn: the numbers of merged."""
     for clock, expected in ((PAPER_LIKE, 11.23), (dataclasses.replace(PAPER_LIKE, sync=True), 12.83)):
-        assert seconds(clock, "sequential", WORK, DEVICES, SHAPE, 0.005, 1000) == pytest.approx(expected)
-        assert seconds(clock, "relay", WORK, DEVICES, SHAPE, 0.005) == pytest.approx(18.63)  # the front is passed on
+        assert seconds(clock, Timing("sequential"), WORK, DEVICES, SHAPE, 0.005, 1000) == pytest.approx(expected)
+        assert seconds(clock, Timing("relay"), WORK, DEVICES, SHAPE, 0.005) == pytest.approx(
+            18.63
+        )  # the front is passed on
 
 
 def test_equal_clients() -> None:
     """Then barriers cost nothing, and one after another is m times as long."""
     work = Work(dict.fromkeys(range(5), 7), dict.fromkeys(range(5), 10), 0)
     step, round, strict = (
-        seconds(Clock(), name, work, DEVICES[:1] * 5, SHAPE, 0.005)
+        seconds(Clock(), Timing(name), work, DEVICES[:1] * 5, SHAPE, 0.005)
         for name in ("step_barrier", "round_barrier", "sequential")
     )
     assert step == pytest.approx(7 * 2.09) and round == pytest.approx(step) and strict == pytest.approx(5 * step)
@@ -83,7 +85,7 @@ def test_mergesfl_is_the_formula_of_the_specification() -> None:
     u = {j: seconds_per_sample(device, SHAPE, 0) for j, device in enumerate(DEVICES)}
     d = cl.MergeSFL().batches(16, dict.fromkeys(u, 1000), u)
     expected = 75 * (max(d[j] * u[j] for j in u) + 3 * 0.005 * 0.6 * sum(d.values()))
-    assert seconds(Clock(), "merged", Work(dict.fromkeys(u, 75), d, 0), DEVICES, SHAPE, 0.005) == pytest.approx(
+    assert seconds(Clock(), Timing("merged"), Work(dict.fromkeys(u, 75), d, 0), DEVICES, SHAPE, 0.005) == pytest.approx(
         expected
     )
 
@@ -97,16 +99,16 @@ def test_the_server_is_kappa_times_the_mean_device() -> None:
 def test_clients_without_steps_take_no_part() -> None:
     idle = Work({**WORK.steps, 7: 0}, WORK.batch, 0)
     for name in COMPOSITIONS:
-        same = seconds(Clock(sync=True), name, WORK, DEVICES, SHAPE, 0.005, 9)
-        assert seconds(Clock(sync=True), name, idle, DEVICES, SHAPE, 0.005, 9) == same
-        assert seconds(Clock(), name, Work({0: 0}, {}, 0), DEVICES, SHAPE, 0.005) == 0.0
+        same = seconds(Clock(sync=True), Timing(name), WORK, DEVICES, SHAPE, 0.005, 9)
+        assert seconds(Clock(sync=True), Timing(name), idle, DEVICES, SHAPE, 0.005, 9) == same
+        assert seconds(Clock(), Timing(name), Work({0: 0}, {}, 0), DEVICES, SHAPE, 0.005) == 0.0
 
 
 def test_payload_of_a_step() -> None:
     """At 1 Mbit/s and without computing, the seconds are the Mbit: ResNet-18 at 32x32 and ResNet-34 at 64x64, L = 2."""
     for elements, B, mbit in ((4096, 32, 8.4), (16384, 64, 67.0)):
         found = seconds(
-            Clock(), "step_barrier", Work({0: 1}, {0: B}, 0), [Device(0.0, 1000.0)], Shape([1], [elements]), 0
+            Clock(), Timing("step_barrier"), Work({0: 1}, {0: B}, 0), [Device(0.0, 1000.0)], Shape([1], [elements]), 0
         )
         assert found == pytest.approx(mbit, rel=0.005)
 
@@ -122,7 +124,7 @@ def test_bad_clocks_are_named(settings: dict[str, Any], said: str) -> None:
 
 def test_unknown_compositions_are_named() -> None:
     with pytest.raises(cl.ContractError, match="unknown composition 'merge': did you mean 'merged'"):
-        seconds(Clock(), "merge", WORK, DEVICES, SHAPE, 0.005)
+        seconds(Clock(), Timing("merge"), WORK, DEVICES, SHAPE, 0.005)
 
 
 # Which scheme is composed how
@@ -145,38 +147,25 @@ EXPECTED = {
 
 
 def test_every_scheme_has_its_composition() -> None:
-    found = {name: composition_of(part.make(**part.fixed))[0] for name, part in SCHEMES.items()}
+    found = {name: part.make(**part.fixed).traits.timing.composition for name, part in SCHEMES.items()}
     assert {name: found[name] for name in EXPECTED} == EXPECTED
 
 
 def test_the_composition_follows_the_parameters() -> None:
-    assert composition_of(cl.SFLV1(every="step")) == ("step_barrier", 1)
-    assert composition_of(cl.SFLV1(every="round")) == ("round_barrier", 1)
-    assert composition_of(cl.SFLV2(order="step")) == ("sequential", 1)
-    assert composition_of(cl.CycleSFL(server_epochs=4)) == ("cycled", 4)
-    assert composition_of(cl.CycleSSL(server_epochs=0)) == ("cycled_sequential", 0)
+    assert cl.SFLV1(every="step").traits.timing == Timing("step_barrier", 1)
+    assert cl.SFLV1(every="round").traits.timing == Timing("round_barrier", 1)
+    assert cl.SFLV2(order="step").traits.timing == Timing("sequential", 1)
+    assert cl.CycleSFL(server_epochs=4).traits.timing == Timing("cycled", 4)
+    assert cl.CycleSSL(server_epochs=0).traits.timing == Timing("cycled_sequential", 0)
 
 
-def test_a_scheme_of_ones_own_goes_by_what_it_inherits_or_by_its_waves() -> None:
+def test_a_scheme_of_ones_own_says_how_its_time_is_counted() -> None:
     class Mine(cl.MergeSFL):
         pass
 
-    @dataclass
-    class Own:
-        wave_order: str
-        carry: ClassVar[str] = "sync"
-
-    @dataclass
-    class Relayed(Own):
-        carry: ClassVar[str] = "relay"
-
-    assert composition_of(Mine()) == ("merged", 1)
-    orders = ("together", "by_epoch", "one_by_one")
-    found = [composition_of(Own(order))[0] for order in orders]
-    assert found == ["step_barrier", "round_barrier", "sequential"]
-    assert composition_of(Relayed("one_by_one")) == ("relay", 1)
-    with pytest.raises(cl.ContractError, match="unknown wave_order 'at once'"):
-        composition_of(Own("at once"))
+    assert Mine().traits.timing == Timing("merged")
+    with pytest.raises(cl.ContractError, match="unknown composition 'at once'"):
+        Timing("at once")
 
 
 # Properties
@@ -195,8 +184,8 @@ def told(drawn: list[tuple[float, float, int, int]]) -> tuple[Work, list[Device]
 def test_who_waits_less_is_never_later(drawn: list[tuple[float, float, int, int]], sync: bool) -> None:
     work, devices = told(drawn)
     clock, like = Clock(sync=sync), Clock(sync=sync, sequential="paper_like")
-    took = {name: seconds(clock, name, work, devices, SHAPE, 0.002, 500) for name in SPLIT}
-    took["paper_like"] = seconds(like, "sequential", work, devices, SHAPE, 0.002, 500)
+    took = {name: seconds(clock, Timing(name), work, devices, SHAPE, 0.002, 500) for name in SPLIT}
+    took["paper_like"] = seconds(like, Timing("sequential"), work, devices, SHAPE, 0.002, 500)
     orders = [
         ("round_barrier", "step_barrier", "paper_like", "sequential", "relay", "cycled_sequential"),
         ("paper_like", "merged", "cycled", "cycled_sequential"),
@@ -214,21 +203,21 @@ def test_faster_is_never_later(
     work, devices = told(drawn)
     j = which % len(devices)
     p, b = devices[j]
-    before = seconds(Clock(sync=True), name, work, devices, SHAPE, 0.002, 500)
+    before = seconds(Clock(sync=True), Timing(name), work, devices, SHAPE, 0.002, 500)
     for device in (Device(p, b * faster), Device(p / faster, b)):
         now = [*devices[:j], device, *devices[j + 1 :]]
-        assert seconds(Clock(sync=True), name, work, now, SHAPE, 0.002, 500) <= before * (1 + 1e-9)
+        assert seconds(Clock(sync=True), Timing(name), work, now, SHAPE, 0.002, 500) <= before * (1 + 1e-9)
 
 
 @given(clients)
 @settings(max_examples=30, deadline=None)
 def test_steps_are_the_waves_of_a_round(drawn: list[tuple[float, float, int, int]]) -> None:
     work, devices = told(drawn)
-    t = {j: seconds(Clock(), "relay", Work({j: 1}, work.batch, 0), devices, SHAPE, 0.002) for j in work.steps}
+    t = {j: seconds(Clock(), Timing("relay"), Work({j: 1}, work.batch, 0), devices, SHAPE, 0.002) for j in work.steps}
     each = math.fsum(
         max(t[j] for j in wave.clients) for wave in waves("together", {j: [T] for j, T in work.steps.items()})
     )
-    assert seconds(Clock(), "step_barrier", work, devices, SHAPE, 0.002) == pytest.approx(each)
+    assert seconds(Clock(), Timing("step_barrier"), work, devices, SHAPE, 0.002) == pytest.approx(each)
 
 
 # The specification's simulation: ResNets with the ImageNet stem cut at L = 2, Dir(0.2), five local epochs
@@ -278,7 +267,7 @@ def test_hours_and_ratios_of_the_specification(name: str) -> None:
                     (PAPER_LIKE, "sequential"),
                     (Clock(), "relay"),
                 ]
-                took.append([seconds(clock, way, work, devices, task.shape, p_s) for clock, way in ways])
+                took.append([seconds(clock, Timing(way), work, devices, task.shape, p_s) for clock, way in ways])
     step, *others = np.mean(took, axis=0)
     assert step / 3600 == pytest.approx(task.hours, rel=0.15)
     for mean, (low, high) in zip(others, task.ratios, strict=True):
@@ -298,14 +287,14 @@ def test_mergesfl_equalises_as_the_specification_says() -> None:
             perfect = {j: task.m * task.B / u[j] / sum(1 / v for v in u.values()) for j in u}
             regulated = cl.MergeSFL().batches(task.B, dict.fromkeys(u, 10_000), u)
             ways = [("step_barrier", alike), ("merged", perfect), ("merged", regulated)]
-            took.append([seconds(Clock(), way, Work(one, d, 0), devices, task.shape, p_s) for way, d in ways])
+            took.append([seconds(Clock(), Timing(way), Work(one, d, 0), devices, task.shape, p_s) for way, d in ways])
         assert np.mean(took, axis=0) == pytest.approx([barrier, equal, clamped], rel=0.15)
 
 
 def test_a_front_that_is_kept_does_not_travel() -> None:
     work, shape = Work({0: 2}, {0: 4.0}, 0), Shape([50, 50], [1000, 10])
     devices, clocks = [Device(0.1, 1000.0)], [Clock(sync=sync) for sync in (False, True)]
-    kept = [simulated(clock, cl.PSL(), work, devices, shape, 0.001, 5000) for clock in clocks]
-    sent = [simulated(clock, cl.SFLV1(every="round"), work, devices, shape, 0.001, 5000) for clock in clocks]
+    kept = [cl.PSL().traits.seconds(clock, work, devices, shape, 0.001, 5000) for clock in clocks]
+    sent = [cl.SFLV1(every="round").traits.seconds(clock, work, devices, shape, 0.001, 5000) for clock in clocks]
     assert kept[0] == kept[1] == sent[0]
     assert sent[1] - sent[0] == pytest.approx(2 * 5000 * 32 / 1000 / 1000)  # 160 kbit down and 160 up at 1 Mbit/s

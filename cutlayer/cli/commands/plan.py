@@ -194,7 +194,7 @@ def traffic(run: Run) -> tuple[float, int]:
     element = run.state.W.w.element_size()
     samples = steps_of(run)[1]
     smashed = 2 * samples * setup.shape.elements[cut] * element
-    fronts = 0 if setup.scheme.carry == "keep" else 2 * W_c.nbytes
+    fronts = 0 if setup.traits.carry == "keep" else 2 * W_c.nbytes
     return smashed + fronts, W_c.nbytes
 
 

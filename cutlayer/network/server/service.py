@@ -138,7 +138,7 @@ class Service:
     def _farewell(self, run: Run) -> None:
         """The run is over. Clients that are away have a few seconds to hear of it."""
         front: list[Tensor] = []
-        if self.net.give_front and run.setup.scheme.carry != "keep":
+        if self.net.give_front and run.setup.traits.carry != "keep":
             cut = run.setup.cuts[0]
             W_c, _ = run.state.W.split(run.setup.offsets[cut])
             front = list(W_c)
