@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from cutlayer.network.protocol.settings import Limits, Net
     from cutlayer.nn.cut import halves, joined
     from cutlayer.nn.leakage import leakage
+    from cutlayer.optim.adam import Adam, AdamW
     from cutlayer.optim.fusion import MomentumFusion
+    from cutlayer.optim.lion import Lion
     from cutlayer.optim.local import FedNAR, FedProx
-    from cutlayer.optim.optimizers import NAG, SGD, Adam, AdamW
+    from cutlayer.optim.sgd import NAG, SGD
     from cutlayer.optim.update import FedAvg, FedAvgM, FedNAG, SlowMo
     from cutlayer.schemes import PSL, SFLV1, SFLV2, SGLR, SSL, CyclePSL, CycleSFL, CycleSGLR, CycleSSL, MergeSFL, SMoFi
     from cutlayer.simulation.clock import Clock
@@ -51,7 +53,9 @@ _HOMES = {
     "nn.leakage": "leakage",
     "optim.fusion": "MomentumFusion",
     "optim.local": "FedNAR FedProx",
-    "optim.optimizers": "Adam AdamW NAG SGD",
+    "optim.adam": "Adam AdamW",
+    "optim.lion": "Lion",
+    "optim.sgd": "NAG SGD",
     "optim.update": "FedAvg FedAvgM FedNAG SlowMo",
     "schemes": "CyclePSL CycleSFL CycleSGLR CycleSSL MergeSFL PSL SFLV1 SFLV2 SGLR SMoFi SSL",
     "simulation.clock": "Clock",
@@ -87,6 +91,7 @@ __all__ = [
     "FedNAR",
     "FedProx",
     "Limits",
+    "Lion",
     "MergeSFL",
     "MomentumFusion",
     "Net",

@@ -21,7 +21,7 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "processes": "core nn optim clients",
     "engine": "core registry nn data simulation optim clients schemes processes",
     "network.transport": "core",
-    "network.protocol": "core nn data optim clients network.transport",
+    "network.protocol": "core registry nn data optim clients network.transport",
     "network.client": "core nn data optim clients network.transport network.protocol",
     "network.server": "core nn data optim clients schemes engine network.transport network.protocol",
     "network": "core nn data clients engine network.transport network.protocol network.client network.server",

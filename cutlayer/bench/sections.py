@@ -24,7 +24,7 @@ from cutlayer.engine.backend import cores
 from cutlayer.engine.exchange import Exchange
 from cutlayer.engine.run import Run
 from cutlayer.engine.train import rounds
-from cutlayer.optim.optimizers import SGD
+from cutlayer.optim.sgd import SGD
 from cutlayer.registry import SCHEMES
 from cutlayer.schemes.smofi import Fused
 

@@ -28,7 +28,7 @@ from cutlayer.data.source import Source
 from cutlayer.nn.flat import Rows, Vectors, differentiate
 from cutlayer.nn.nested import Inputs, ordered
 from cutlayer.optim.local import clip, clips, joint, regularise, squared
-from cutlayer.optim.optimizers import Memory, Moments
+from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.step import descend
 
 

@@ -26,7 +26,8 @@ from torch import Tensor
 from cutlayer.data.schedule import Feed
 from cutlayer.nn.flat import Vectors, Views
 from cutlayer.optim.local import Local
-from cutlayer.optim.optimizers import Moments, Optimizer
+from cutlayer.optim.memory import Moments
+from cutlayer.optim.optimizer import Optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SCALAR = 8  # bytes of a number

@@ -29,7 +29,7 @@ from cutlayer.nn.flat import Half, Rows, Views, differentiate
 from cutlayer.nn.nested import Inputs, ordered
 from cutlayer.nn.stacked import Stacks, stacked, together
 from cutlayer.optim.local import clips
-from cutlayer.optim.optimizers import Memory
+from cutlayer.optim.memory import Memory
 from cutlayer.optim.step import descend
 
 

@@ -19,7 +19,8 @@ from cutlayer.engine.spill import Parcel
 from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.averaging import Mean, average, drift
-from cutlayer.optim.optimizers import Moments, rate
+from cutlayer.optim.memory import Moments
+from cutlayer.optim.optimizer import rate
 from cutlayer.optim.update import buffers_of
 from cutlayer.schemes.base import Closed
 from cutlayer.schemes.server import Server
@@ -141,7 +142,7 @@ class Closing:
         theirs = [(report.memory, report.address.client) for report in reports]
         pairs = [(memory, server.moments(rows[j])) for memory, j in theirs if memory is not None]
         m = []
-        for i in range(len(self.setup.optimizer.betas)):
+        for i in range(self.setup.optimizer.moments):
             halves = []
             for side, like in enumerate((self.W_c.w, self.W_s.w)):
                 known = [Vectors(pair[side].m[i], none, none.long()) for pair in pairs]

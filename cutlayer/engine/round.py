@@ -35,7 +35,8 @@ from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
 from cutlayer.nn.flat import Vectors
 from cutlayer.nn.macs import TRAINING
 from cutlayer.optim.local import clips
-from cutlayer.optim.optimizers import Moments, rate
+from cutlayer.optim.memory import Moments
+from cutlayer.optim.optimizer import rate
 from cutlayer.optim.update import buffers_of
 from cutlayer.processes.cohort import RankCohort
 from cutlayer.schemes.base import Session

@@ -16,7 +16,7 @@ from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Half
 from cutlayer.nn.macs import Shape
 from cutlayer.optim.local import Local
-from cutlayer.optim.optimizers import Optimizer, rate
+from cutlayer.optim.optimizer import Optimizer, rate
 from cutlayer.optim.update import Update
 from cutlayer.schemes.autograd import Loss
 from cutlayer.schemes.base import Scheme, Traits

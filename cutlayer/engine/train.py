@@ -32,8 +32,9 @@ from cutlayer.errors import ContractError, NoEffect, expect, is_number, is_whole
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Cut, Layout, blocks_of, cut_range, refuse_shared
 from cutlayer.nn.flat import Style, half
-from cutlayer.optim.local import Local, joint
-from cutlayer.optim.optimizers import SGD, Optimizer
+from cutlayer.optim.local import Local, combined, joint
+from cutlayer.optim.optimizer import Optimizer
+from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import FedAvg, Update, buffers_of
 from cutlayer.processes.cohort import RankCohort
 from cutlayer.processes.ranks import Ranks, join
@@ -45,7 +46,7 @@ from cutlayer.simulation.devices import Device
 P = ParamSpec("P")
 R = TypeVar("R")
 MANY = 2**31 - 1  # clients, where anybody may come
-OPTIMIZER = ("lr", "decay", "betas", "regularise", "absorb", "apply")
+OPTIMIZER = ("lr", "decay", "moments", "remembers", "regularise", "update")
 
 
 def rounds(
@@ -55,7 +56,7 @@ def rounds(
     *,
     cut: Cut = 0,
     scheme: str | Scheme = "smofi",
-    local: str | Local | None = None,
+    local: str | Local | Sequence[str | Local] | None = None,
     update: str | Update | None = None,
     optimizer: str | Optimizer = SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0),
     server_optimizer: str | Optimizer | None = None,
@@ -161,7 +162,7 @@ def rounds(
     selected = inputs.selected(participation, len(sizes)) if away is None else 0  # those who are there decide
     share = -(-selected // team.size) if spreads else selected
     separate = team.size == 1 and traits.separate and buffers_of(updating) != "average"
-    moments = len(client_side.betas), len(server_side.betas)
+    moments = client_side.moments, server_side.moments
     flight = how.size * how.workers.n
     asks = joint(rule)
     count = functools.cache(
@@ -218,7 +219,7 @@ def _possible_elsewhere(scheme: Scheme, team: Team, tests: bool) -> None:
 
 def _parts(
     scheme: str | Scheme,
-    local: str | Local | None,
+    local: str | Local | Sequence[str | Local] | None,
     update: str | Update | None,
     optimizer: str | Optimizer,
     server_optimizer: str | Optimizer | None,
@@ -227,7 +228,8 @@ def _parts(
     for field, given in (("scheme", scheme), ("optimizer", optimizer)):
         expect(given is not None, field, None, "a name or an object")
     chosen: Scheme = build("scheme", SCHEMES, scheme, ("traits", "open"))
-    rule: Local | None = build("local", LOCALS, local, ("pull", "max_norm", "norm"))
+    several = local if isinstance(local, tuple | list) else () if local is None else (local,)
+    rule = combined([build("local", LOCALS, one, ("pull", "max_norm", "norm")) for one in several])
     updating: Update = FedAvg() if update is None else build("update", UPDATES, update, ("__call__",))
     client_side: Optimizer = build("optimizer", OPTIMIZERS, optimizer, OPTIMIZER)
     server_side: Optimizer = build("server_optimizer", OPTIMIZERS, server_optimizer, OPTIMIZER) or client_side
@@ -282,9 +284,9 @@ def train(*arguments: Any, **named: Any) -> Result:
     cut             the client's last block, or (lo, hi): redrawn every round
     scheme          "fedavg", "sflv1", "sflv2", "smofi", "mergesfl", "psl", "sglr", "ssl", "cyclepsl", "cyclesfl",
                     "cyclesglr", "cyclessl", or an object such as SMoFi(alpha=-0.1)
-    local           None, FedProx(mu=0.01) or FedNAR(max_norm=10, norm="joint")
+    local           None, FedProx(mu=0.01), FedNAR(max_norm=10, norm="joint"), or both in a tuple
     update          None (plain averaging), FedAvgM(beta=0.3), SlowMo(lr=1.0, beta=0.6) or FedNAG()
-    optimizer       SGD, NAG, Adam or AdamW; `server_optimizer` the same unless given
+    optimizer       SGD, NAG, Adam, AdamW or Lion; `server_optimizer` the same unless given
     rounds, participation, batch_size, local_epochs, local_steps
                     participation: a rate (float) or a number of clients (int); local_steps overrides local_epochs
     protocol        "smofi": epochs, optimizer memory empty at the start of every round; "cyclesl": one batch (or

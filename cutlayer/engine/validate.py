@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutlayer.errors import ContractError, unknown
 from cutlayer.optim.local import Local, joint
-from cutlayer.optim.optimizers import AdamW, Optimizer
+from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.update import Update, buffers_of
 from cutlayer.schemes.base import Scheme
 
@@ -35,7 +35,7 @@ def refuse_senseless(
     if buffers_of(update) == "average":
         _averaged_memory(scheme, update, optimizer, server_optimizer, protocol)
     if scheme.traits.fuses_clients:
-        if not any(optimizer.betas):
+        if not optimizer.remembers:
             raise ContractError(f"scheme = {scheme}: there is no momentum to fuse on the clients with {optimizer}")
         if protocol == "cyclesl" and scheme.traits.common_steps:
             raise ContractError(
@@ -56,7 +56,7 @@ def _local(scheme: Scheme, local: Local, optimizers: tuple[Optimizer, ...]) -> N
             f"local = {local}: a joint norm needs a server gradient that belongs to one client, and {scheme} has none; "
             "expected norm='half'"
         )
-    decoupled = [o for o in optimizers if isinstance(o, AdamW) and o.weight_decay > 0]
+    decoupled = [o for o in optimizers if o.decoupled and getattr(o, "weight_decay", 0) > 0]
     if decoupled and local.max_norm != float("inf"):
         raise ContractError(
             f"local = {local}: it clips gradient and weight decay together, and {decoupled[0]} keeps its decay out of "
@@ -78,9 +78,9 @@ def _averaged_memory(
             "does not keep one for each client from the round's start to its end; expected scheme 'fedavg'"
         )
     for each in (optimizer, server_optimizer):
-        if not any(each.betas):
+        if not each.remembers:
             raise ContractError(f"update = {update}: it averages momentum, and {each} has none; expected some")
-    if len(optimizer.betas) != len(server_optimizer.betas):
+    if optimizer.moments != server_optimizer.moments:
         raise ContractError(
             f"update = {update}: it averages whole models' momentum; expected one kind of optimizer on both sides, "
             f"got {optimizer} and {server_optimizer}"

@@ -76,6 +76,8 @@ def method(name: str) -> Method:
     changes: dict[str, Any] = {"scheme": scheme}
     for part in rest:
         field = "local" if part in LOCALS else "update" if part in UPDATES else ""
+        if field == "local" and f"{changes.get(field)}+{part}" in LOCALS:
+            part = f"{changes.pop(field)}+{part}"
         if field in changes:
             raise ContractError(f"method = {name!r}: expected one {field} at most")
         if not field:

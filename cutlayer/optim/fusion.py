@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.errors import ContractError, expect, is_number
-from cutlayer.optim.optimizers import Optimizer
+from cutlayer.optim.optimizer import LinearMoments, Optimizer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Fusion:
     """m_bar of momenta that are given in full, step by step; whoever is absent from a step has finished."""
 
     def __init__(self, staleness: Staleness, optimizer: Optimizer) -> None:
-        self.staleness, self.optimizer, self.k = staleness, optimizer, -1
+        self.staleness, self.k = staleness, -1
+        self.corrected = optimizer.betas if isinstance(optimizer, LinearMoments) else (0.0,) * optimizer.moments
         self.last: dict[int, tuple[int, list[Tensor]]] = {}  # j -> k_j, and what it contributed then
 
     def __call__(self, momenta: Mapping[int, Sequence[Tensor]]) -> list[Tensor]:
@@ -81,10 +82,9 @@ class Fusion:
         total = [torch.stack(list(moments)).sum(dim=0) for moments in zip(*momenta.values(), strict=True)]
         s = {j: rule.faded(k, k_j, m_j, total) for j, (k_j, m_j) in H.items()}
         m = rule.total(len(momenta), list(s.values()))
-        for i, beta in enumerate(self.optimizer.betas):
+        for i, beta in enumerate(self.corrected):
             for j, (k_j, m_j) in H.items():
-                rebias = rule.rebias(beta, k, k_j) if self.optimizer.corrected else 1.0
-                total[i] = total[i] + s[j] * rebias * m_j[i]
+                total[i] = total[i] + s[j] * rule.rebias(beta, k, k_j) * m_j[i]
         return [moment / m for moment in total]  # Eq. 5
 
 

@@ -9,13 +9,14 @@ Both sides of the cut follow the same rule, each on its own half.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
 from cutlayer.errors import expect, is_number
-from cutlayer.optim.optimizers import Optimizer
+from cutlayer.optim.optimizer import Optimizer
 
 Norm = Literal["joint", "half"]
 
@@ -56,22 +57,59 @@ class FedNAR:
 
     `norm` "joint": ||h|| runs over both halves of a client, which costs one number each way and step, and equals the
     method on the uncut model. "half": each side clips by the norm of its own half, and nothing more travels.
-    `mu` adds FedProx's term to h.
     """
 
     max_norm: float = 10.0
     norm: Norm = "joint"
-    mu: float = 0.0
 
     def __post_init__(self) -> None:
         ok = self.max_norm == math.inf or (is_number(self.max_norm) and self.max_norm > 0)
         expect(ok, "max_norm", self.max_norm, "a number above 0, or infinity")
         expect(self.norm in ("joint", "half"), "norm", self.norm, "'joint' or 'half'")
-        _check_mu(self.mu)
 
     def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
-        if self.mu:
-            g.add_(w - w0, alpha=self.mu)
+        pass
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Several rules at once: all of them pull, and one of them at most clips what comes out."""
+
+    rules: tuple[Local, ...]
+
+    def __post_init__(self) -> None:
+        clipping = [rule for rule in self.rules if clips(rule)]
+        expect(len(clipping) <= 1, "local", self.rules, "one rule that clips, at most")
+
+    @property
+    def max_norm(self) -> float:
+        return min((rule.max_norm for rule in self.rules), default=math.inf)
+
+    @property
+    def norm(self) -> Norm:
+        return next((rule.norm for rule in self.rules if clips(rule)), "half")
+
+    def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
+        for rule in self.rules:
+            rule.pull(g, w, w0)
+
+    def __str__(self) -> str:
+        return " + ".join(str(rule) for rule in self.rules)
+
+
+def fedprox_fednar(mu: float = 0.01, max_norm: float = 10.0, norm: Norm = "joint") -> Rules:
+    """FedProx's term, then FedNAR's clipping."""
+    return Rules((FedProx(mu), FedNAR(max_norm, norm)))
+
+
+def parts_of(local: Local | None) -> tuple[Local, ...]:
+    """The single rules of a local rule."""
+    return () if local is None else local.rules if isinstance(local, Rules) else (local,)
+
+
+def combined(rules: Sequence[Local]) -> Local | None:
+    """One local rule of several; None of none."""
+    return Rules(tuple(rules)) if len(rules) > 1 else rules[0] if rules else None
 
 
 def regularise(rule: Local | None, optimizer: Optimizer, g: Tensor, w: Tensor, w0: Tensor) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Rows
 from cutlayer.optim.local import Local, clips, regularise
-from cutlayer.optim.optimizers import Memory, Optimizer, runs, step
+from cutlayer.optim.memory import Memory, runs
+from cutlayer.optim.optimizer import Optimizer
 
 
 def descend(
@@ -33,7 +34,7 @@ def descend(
             w, g = rows.w[some, at], rows.g[some, at]
             if not done:
                 regularise(rule, optimizer, g, w, w0[at])
-            step(optimizer, [m[some, at] for m in memory.moments], w, g, eta, t + 1)
+            optimizer.update(w, g, [m[some, at] for m in memory.moments], eta, t + 1)
 
         workers.sweep(rows.w.shape[1], visit)
     for row in which:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from cutlayer.errors import expect, is_number
-from cutlayer.optim.optimizers import NAG, SGD, Optimizer
+from cutlayer.optim.optimizer import Optimizer
+from cutlayer.optim.sgd import NAG, SGD
 
 State = dict[str, Tensor]
 Eta = float | Tensor

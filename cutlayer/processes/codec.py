@@ -11,7 +11,7 @@ from torch import Tensor
 from cutlayer.clients.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Report, Smashed, Square
 from cutlayer.core.pack import pack, unpack
 from cutlayer.nn.flat import Vectors
-from cutlayer.optim.optimizers import Moments
+from cutlayer.optim.memory import Moments
 
 
 @dataclass(frozen=True)

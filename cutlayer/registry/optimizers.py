@@ -22,10 +22,18 @@ LOCALS: dict[str, Part] = {
         {
             "max_norm": Takes("FLOAT", 10.0, "longest gradient, weight decay included; above 0, inf: never clipped"),
             "norm": Takes("{joint,half}", "joint", "the norm of both halves together, or of each by itself"),
-            "mu": Takes("FLOAT", 0.0, "FedProx's pull as well, at least 0"),
         },
     ),
 }
+LOCALS["fedprox+fednar"] = Part(
+    "cutlayer.optim.local:fedprox_fednar",
+    "both: the proximal term, then the clipping",
+    "Li et al. 2020, 2023",
+    {},
+    "",
+    "+ 16 bytes (joint)",
+    {**(LOCALS["fedprox"].about or {}), **(LOCALS["fednar"].about or {})},
+)
 
 UPDATES: dict[str, Part] = {
     "fedavg": Part("cutlayer.optim.update:FedAvg", "the weighted mean itself (the default)", FEDAVG, about={}),
@@ -77,21 +85,26 @@ ADAPTIVE = {
     "weight_decay": Takes("FLOAT", 0.0, "penalty (AdamW: decay of the weights themselves), at least 0"),
     "decay": DECAY,
 }
+SIGNED = {
+    "lr": Takes("FLOAT", 1e-4, "learning rate in round 1, above 0: the size of every step"),
+    "betas": Takes("FLOAT FLOAT", (0.9, 0.99), "the old momentum's share in the step and in the new one"),
+    "weight_decay": Takes("FLOAT", 0.0, "decay of the weights themselves, at least 0"),
+    "decay": DECAY,
+}
 OPTIMIZERS: dict[str, Part] = {
-    "sgd": Part(
-        "cutlayer.optim.optimizers:SGD", "stochastic gradient descent with momentum", "Polyak 1964", about=MOMENTUM
-    ),
+    "sgd": Part("cutlayer.optim.sgd:SGD", "stochastic gradient descent with momentum", "Polyak 1964", about=MOMENTUM),
     "nag": Part(
-        "cutlayer.optim.optimizers:NAG",
+        "cutlayer.optim.sgd:NAG",
         "Nesterov's accelerated gradient",
         "Sutskever et al., ICML 2013",
         about=MOMENTUM,
     ),
-    "adam": Part("cutlayer.optim.optimizers:Adam", "adaptive moments", "Kingma and Ba, ICLR 2015", about=ADAPTIVE),
+    "adam": Part("cutlayer.optim.adam:Adam", "adaptive moments", "Kingma and Ba, ICLR 2015", about=ADAPTIVE),
     "adamw": Part(
-        "cutlayer.optim.optimizers:AdamW",
+        "cutlayer.optim.adam:AdamW",
         "Adam with decoupled weight decay",
         "Loshchilov and Hutter, ICLR 2019",
         about=ADAPTIVE,
     ),
+    "lion": Part("cutlayer.optim.lion:Lion", "the sign of the momentum", "Chen et al., NeurIPS 2023", about=SIGNED),
 }

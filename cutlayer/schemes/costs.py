@@ -26,7 +26,8 @@ from cutlayer.clients.waves import Wave
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.models import mlp
 from cutlayer.nn.flat import Half, Rows, Style
-from cutlayer.optim.optimizers import Memory, Optimizer
+from cutlayer.optim.memory import Memory
+from cutlayer.optim.optimizer import Optimizer
 from cutlayer.registry import SCHEMES
 from cutlayer.schemes.autograd import Message
 from cutlayer.schemes.base import Server, Session

@@ -16,7 +16,8 @@ from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Vectors
 from cutlayer.optim.local import Local, clip, clips, joint, regularise, squared
-from cutlayer.optim.optimizers import Memory, Moments, Optimizer
+from cutlayer.optim.memory import Memory, Moments
+from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.step import descend
 from cutlayer.schemes import u_shape
 from cutlayer.schemes.autograd import Loss, Message, Passes
@@ -49,6 +50,7 @@ class Server:
         self.passes = Passes(half, loss, seed, self.workers, size, stacks)
         self.local, self.persists, self.client_optimizer = local, persists, client_optimizer or optimizer
         self._rows: Rows | None = None
+        self._history = False
         self._memory: Memory | None = None
         self._left: dict[int, Tensor] = {}  # row -> the first moment that was handed out for it, and is still in it
 
@@ -76,11 +78,16 @@ class Server:
         self._kept, self._start_memory, self._send, self._turn = kept, memory, send, turn
         self._owners: list[str] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
+        self._before: dict[int, Tensor] = {}  # client -> what lay in its row before, where that is history
         self.work = 0  # samples times forwards
         self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip, and that it did
 
-    def surrogates(self, n: int) -> Rows:
-        """n copies of W_s (there may be more rows behind them, unused)."""
+    def surrogates(self, n: int, history: bool = False) -> Rows:
+        """n copies of W_s (there may be more rows behind them, unused).
+
+        `history`: what a gradient row holds after a step is needed later, so a step that is cancelled puts it back.
+        """
+        self._history = history
         if self._rows is None or len(self._rows) < n:
             self._rows = Rows(self.half, n)
         self._rows.fill(self.start, n)
@@ -110,6 +117,8 @@ class Server:
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         """Server forward and backward on every client's batch, each with the current W_s,j in its own row: g_j into
         rows.g, dL/dA_j out (None where it has flowed on into the client's half already)."""
+        if self._history and joint(self.local):  # the joint norm can cancel a step, so keep the previous gradient
+            self._before = {s.address.client: rows.g[row[s.address.client]].clone() for s in smashed}
         if self._turn is None:
             replies = self.passes.backward(rows, row, smashed)
         else:
@@ -193,7 +202,9 @@ class Server:
             j = reply.address.client
             assert reply.square is not None, "a joint rule has the server's half of the norm"
             self._clipped.append(clip(rule, self._pending[j], squares[j] + reply.square))
-        self._pending.clear()
+        for j in self._before.keys() & self._pending.keys() - squares.keys():
+            self._pending[j].copy_(self._before[j])
+        self._pending, self._before = {}, {}
         return answered
 
     def kept(self) -> dict[str, Moments]:

@@ -18,7 +18,7 @@ from cutlayer.clients.messages import Address, CutGrad, Plan, Report, Smashed
 from cutlayer.data.schedule import Feed
 from cutlayer.data.source import source
 from cutlayer.nn.flat import Rows, half
-from cutlayer.optim.optimizers import Memory
+from cutlayer.optim.memory import Memory
 from cutlayer.registry import SCHEMES
 
 CPU = torch.device("cpu")

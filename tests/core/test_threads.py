@@ -21,8 +21,9 @@ from cutlayer.core.threads import Workers, one_thread, parts
 from cutlayer.nn.flat import Half, Rows, Vectors, differentiate, half
 from cutlayer.nn.stacked import Stack
 from cutlayer.optim.averaging import average, drift
-from cutlayer.optim.optimizers import Memory, Optimizer, remember, runs
-from cutlayer.optim.optimizers import step as step_vector
+from cutlayer.optim.local import fedprox_fednar
+from cutlayer.optim.memory import Memory, runs
+from cutlayer.optim.optimizer import LinearMoments, OneMoment, Optimizer
 from cutlayer.optim.step import descend
 
 R = TypeVar("R")
@@ -160,27 +161,27 @@ OPTIMIZERS: list[Optimizer] = [
     cl.NAG(0.1, 0.8, 0.02),
     cl.Adam(0.01, (0.8, 0.95), 1e-6, 0.02),
     cl.AdamW(0.01, (0.8, 0.95), 1e-6, 0.02),
+    cl.Lion(0.01, (0.8, 0.95), 0.02),
 ]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-def test_remember_is_beta_times_the_old_plus_the_fresh(optimizer: Optimizer) -> None:
-    """With an old memory for each row, one for all rows, or in place."""
+def test_a_step_from_the_fused_momentum_is_a_step_whose_old_moments_are_that(optimizer: Optimizer) -> None:
+    """With one moment, in the place of the gradient; with several, by what the gradient adds to them."""
     torch.manual_seed(0)
-    g = torch.randn(3, 5, dtype=torch.float64)
-    for shape in ((3, 5), (5,)):
-        old = [torch.rand(shape, dtype=torch.float64) for _ in optimizer.betas]
-        fresh = [torch.zeros_like(g) for _ in old]
-        optimizer.absorb(fresh, g)
-        expected = [beta * m + f for beta, m, f in zip(optimizer.betas, old, fresh, strict=True)]
-        into = [torch.empty_like(g) for _ in old]
-        remember(optimizer, into, old, g)
-        for got, want in zip(into, expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-14, atol=1e-14)
-        if shape == (3, 5):
-            remember(optimizer, old, old, g)
-            for got, want in zip(old, expected, strict=True):
-                torch.testing.assert_close(got, want, rtol=1e-14, atol=1e-14)
+    g, w = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+    m_bar = [torch.rand(5, dtype=torch.float64) for _ in range(optimizer.moments)]
+    expected, moments = w.clone(), [m.expand_as(g).clone() for m in m_bar]
+    optimizer.update(expected, g.clone(), moments, 0.1, 3)
+    assert isinstance(optimizer, OneMoment) != isinstance(optimizer, LinearMoments)
+    if isinstance(optimizer, OneMoment):
+        optimizer.fused(w, g, optimizer.past(m_bar[0]), 0.1, 3)
+        torch.testing.assert_close((w, g), (expected, moments[0]), rtol=1e-14, atol=1e-14)
+    else:
+        assert isinstance(optimizer, LinearMoments)
+        found = [beta * m.expand_as(g) for beta, m in zip(optimizer.betas, m_bar, strict=True)]
+        optimizer.absorb(found, g)
+        torch.testing.assert_close(found, moments, rtol=1e-14, atol=1e-14)
 
 
 def linear(features: int, rows: int) -> Rows:
@@ -213,7 +214,7 @@ def test_rows_that_step_together_step_as_each_would_alone(
             if rule is not None:
                 rule.pull(g[j], w[j], w0)
             optimizer.regularise(g[j], w[j])
-            step_vector(optimizer, [m[j] for m in moments], w[j], g[j], 0.07, counts[j] + 1)
+            optimizer.update(w[j], g[j], [m[j] for m in moments], 0.07, counts[j] + 1)
         assert torch.equal(rows.w[j], w[j])
         assert all(torch.equal(mine[j], theirs[j]) for mine, theirs in zip(memory.moments, moments, strict=True))
     assert memory.t == [count + (j in which) for j, count in enumerate(counts)]
@@ -222,7 +223,7 @@ def test_rows_that_step_together_step_as_each_would_alone(
 def test_a_gradient_that_was_clipped_is_not_regularised_again() -> None:
     """A rule that clips has added its own term and the weight decay before it took the norm."""
     optimizer = cl.SGD(lr=1.0, momentum=0.0, weight_decay=0.5)
-    for rule, again in ((cl.FedNAR(max_norm=1.0, mu=0.3), False), (cl.FedNAR(max_norm=math.inf, mu=0.3), True)):
+    for rule, again in ((fedprox_fednar(0.3, 1.0), False), (fedprox_fednar(0.3, math.inf), True)):
         rows = linear(4, 2)
         w, g, w0 = rows.w.clone(), rows.g.clone(), torch.zeros(rows.w.shape[1], dtype=torch.float64)
         descend(Workers(), rule, optimizer, rows, Memory(optimizer, rows.w), [0, 1], w0, 0.1)

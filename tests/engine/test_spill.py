@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import cutlayer as cl
 from cutlayer.engine.spill import Parcel, Shelf
-from cutlayer.optim.optimizers import Moments
+from cutlayer.optim.memory import Moments
 from cutlayer.registry import SCHEMES
 
 KEEPERS = ("psl", "sglr", "cyclepsl", "cyclesglr")

@@ -31,6 +31,10 @@ OPTIMIZERS: dict[str, tuple[Any, Rule]] = {
         Rule("adamw", lr=0.01, betas=(0.8, 0.999), eps=1e-8, weight_decay=0.05, decay=0.97),
     ),
 }
+LION: tuple[Any, Rule] = (
+    cl.Lion(lr=0.003, betas=(0.8, 0.95), weight_decay=0.05, decay=0.97),
+    Rule("lion", lr=0.003, betas=(0.8, 0.95), weight_decay=0.05, decay=0.97),
+)
 
 
 def curved_model() -> nn.Sequential:

@@ -31,7 +31,7 @@ Batch = tuple[Tensor, Tensor]
 class Rule:
     """An optimizer's formula; it holds no state."""
 
-    kind: Literal["sgd", "nag", "adam", "adamw"]
+    kind: Literal["sgd", "nag", "adam", "adamw", "lion"]
     lr: float
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
@@ -66,6 +66,8 @@ class Half:
             for (name, w), gradient in zip(self.weights.items(), gradients, strict=True):
                 if self.rule.kind in ("sgd", "nag"):
                     self._sgd(name, w, gradient, self.rule.eta(n))
+                elif self.rule.kind == "lion":
+                    self._lion(name, w, gradient, self.rule.eta(n))
                 else:
                     self._adam(name, w, gradient, self.rule.eta(n))
 
@@ -75,6 +77,12 @@ class Half:
         m = beta * self.moments["m"][name] + g
         self.moments["m"][name] = m
         w.copy_(w - eta * (g + beta * m) if self.rule.kind == "nag" else w - eta * m)
+
+    def _lion(self, name: str, w: Tensor, g: Tensor, eta: float) -> None:
+        (b1, b2), lam, m = self.rule.betas, self.rule.weight_decay, self.moments["m"][name]
+        c = b1 * m + (1 - b1) * g
+        w.copy_(w * (1 - eta * lam) - eta * torch.sign(c))
+        self.moments["m"][name] = b2 * m + (1 - b2) * g
 
     def _adam(self, name: str, w: Tensor, gradient: Tensor, eta: float) -> None:
         (b1, b2), lam = self.rule.betas, self.rule.weight_decay

@@ -163,7 +163,10 @@ def test_small_clients_stacked(scheme: str) -> None:
 
 LOCALS: list[tuple[Any, Any]] = [
     *((cl.FedProx(mu=0.5), scheme) for scheme in ("smofi", "sflv1", "psl", "cyclesfl")),
-    *((cl.FedNAR(max_norm=0.7, norm="half", mu=0.3), scheme) for scheme in ("smofi", "fedavg", "psl", "mergesfl")),
+    *(
+        ((cl.FedProx(mu=0.3), cl.FedNAR(max_norm=0.7, norm="half")), scheme)
+        for scheme in ("smofi", "fedavg", "psl", "mergesfl")
+    ),
     *((cl.FedNAR(max_norm=2.2, norm="joint"), scheme) for scheme in ("smofi", "sflv1", "psl")),
     (cl.FedNAR(max_norm=2.2, norm="joint"), cl.SFLV2(order="step")),
 ]

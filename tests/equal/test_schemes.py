@@ -17,7 +17,11 @@ from tests.equal.compare import EXACT
 from tests.equal.naive import Rule, Scheme, Task, difference, small_clients, small_model
 
 CUT = 1
-OPTIMIZERS = {"sgdm": compare.OPTIMIZERS["sgd"], **{k: compare.OPTIMIZERS[k] for k in ("nag", "adam", "adamw")}}
+OPTIMIZERS = {
+    "sgdm": compare.OPTIMIZERS["sgd"],
+    **{k: compare.OPTIMIZERS[k] for k in ("nag", "adam", "adamw")},
+    "lion": compare.LION,
+}
 # The naive side is made anew for each run: SFLV2(reset="never") remembers.
 SCHEMES: dict[str, tuple[Any, Callable[[], Scheme]]] = {
     "fedavg": ("fedavg", lambda: naive.fedavg),

@@ -24,7 +24,7 @@ from cutlayer.network.transport.frames import Frame, Reader, written
 from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Style, half
 from cutlayer.optim.local import joint
-from cutlayer.optim.optimizers import Moments
+from cutlayer.optim.memory import Moments
 from tests.network.harness import network, rows
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def station(folder: Path, labels: str = "send", samples: int = 5, **more: Any) -
 def memory_of(plan: Plan) -> Moments:
     """A memory that would fit this plan's optimizer."""
     assert plan.start is not None
-    return Moments(tuple(torch.full_like(plan.start.w, 0.1) for _ in plan.optimizer.betas), 2)
+    return Moments(tuple(torch.full_like(plan.start.w, 0.1) for _ in range(plan.optimizer.moments)), 2)
 
 
 def frame_of(kind: str, words: dict[str, Any], tensors: Sequence[Tensor] = ()) -> Frame:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
-from cutlayer.optim.optimizers import Memory, Optimizer, rate
-from cutlayer.optim.optimizers import step as step_vector
+from cutlayer.optim.memory import Memory
+from cutlayer.optim.optimizer import Optimizer, rate
 
 STEPS = 20
 ETA = 0.07
@@ -36,7 +36,7 @@ PAIRS += [
 
 def step(optimizer: Optimizer, memory: Memory, row: int, w: Tensor, g: Tensor, eta: float) -> None:
     memory.t[row] += 1
-    step_vector(optimizer, [m[row] for m in memory.moments], w, g, eta, memory.t[row])
+    optimizer.update(w, g, [m[row] for m in memory.moments], eta, memory.t[row])
 
 
 def gradient(w: Tensor, k: int) -> Tensor:
@@ -172,5 +172,5 @@ def test_bad_moments_are_refused(kind: Callable[..., Optimizer], field: str, val
 
 
 def test_momentum_zero_and_betas_as_a_list_are_allowed() -> None:
-    assert cl.SGD(momentum=0).betas == (0,)
+    assert not cl.SGD(momentum=0).remembers and cl.SGD().remembers
     assert cl.Adam(betas=[0.5, 0.6]).betas == (0.5, 0.6)

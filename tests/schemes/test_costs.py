@@ -7,7 +7,8 @@ import json
 import pytest
 
 from cutlayer.cli.main import main
-from cutlayer.optim.optimizers import SGD, Adam
+from cutlayer.optim.adam import Adam
+from cutlayer.optim.sgd import SGD
 from cutlayer.registry import SCHEMES
 from cutlayer.schemes.costs import measure
 
@@ -19,7 +20,7 @@ SEQUENTIAL = ("sflv2", "ssl")
 @pytest.mark.parametrize("optimizer", [SGD(), Adam()], ids=["sgd", "adam"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_memory_is_what_the_list_says(name: str, optimizer: SGD | Adam) -> None:
-    o = len(optimizer.betas)
+    o = optimizer.moments
     said = SCHEMES[name].memory
     for m in CLIENTS:
         expected = {"m(2 + o)": m * (2 + o), "2 + o": 2 + o, "2m + 3o": 2 * m + 3 * o}[said]

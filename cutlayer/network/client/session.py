@@ -27,7 +27,7 @@ from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Rows, Style, Vectors, half
 from cutlayer.optim.local import joint
-from cutlayer.optim.optimizers import Memory, Moments
+from cutlayer.optim.memory import Memory, Moments
 
 Answer = tuple[str, dict[str, Any], list[Tensor]]
 
@@ -102,7 +102,7 @@ class Remote:
         if self._seat is None or plan.cut != self._cut:
             rows = Rows(half(self.model, self.layout.client(plan.cut), self.device, self.style), 1)
             self._seat, self._cut = Seat(rows, Memory(plan.optimizer, rows.w), 0), plan.cut
-        elif len(self._seat.memory.moments) != len(plan.optimizer.betas):
+        elif len(self._seat.memory.moments) != plan.optimizer.moments:
             self._seat.memory = Memory(plan.optimizer, self._seat.rows.w)
         kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else {}
         if plan.start is None and "w" not in kept:
@@ -144,8 +144,8 @@ class Remote:
             self._moments(memory.m, plan)
 
     def _moments(self, m: Sequence[Tensor], plan: Plan) -> None:
-        if len(m) != len(plan.optimizer.betas):
-            raise FrameError(f"{len(m)} moments, where {type(plan.optimizer).__name__} has {len(plan.optimizer.betas)}")
+        if len(m) != plan.optimizer.moments:
+            raise FrameError(f"{len(m)} moments, where {type(plan.optimizer).__name__} has {plan.optimizer.moments}")
         for moment in m:
             _vector(moment, self.contract.sizes[plan.cut][0], self.contract.dtype)
 

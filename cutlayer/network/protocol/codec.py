@@ -3,7 +3,7 @@ that are known by name travel, with their numbers; a client builds its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
@@ -14,18 +14,18 @@ from cutlayer.clients.messages import Address, Loss, Plan
 from cutlayer.data.schedule import Feed
 from cutlayer.errors import ContractError, FrameError
 from cutlayer.nn.flat import Vectors
-from cutlayer.optim.local import FedNAR, FedProx, Local
-from cutlayer.optim.optimizers import NAG, SGD, Adam, AdamW, Moments, Optimizer
+from cutlayer.optim.local import Local, combined, parts_of
+from cutlayer.optim.memory import Moments
+from cutlayer.optim.optimizer import Optimizer
+from cutlayer.registry import LOCALS, OPTIMIZERS, Part
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-OPTIMIZERS: dict[str, Any] = {"SGD": SGD, "NAG": NAG, "Adam": Adam, "AdamW": AdamW}
-LOCALS: dict[str, Any] = {"FedProx": FedProx, "FedNAR": FedNAR}
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An optimizer or a local rule."""
 
-    kind: str
+    name: str
     numbers: dict[str, float | str | bool | tuple[float, ...]]
 
 
@@ -37,9 +37,9 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attempt: Count
     cut: Count
     feed: dict[str, int | bool | str | None]
-    optimizer: Part
+    optimizer: Spec
     eta: float
-    local: Part | None
+    local: tuple[Spec, ...]
     noise: float
     stays: bool
     starts: bool
@@ -61,9 +61,9 @@ def told(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
         attempt=plan.address.attempt,
         cut=plan.cut,
         feed=asdict(plan.feed),
-        optimizer=_part(plan.optimizer, OPTIMIZERS, "optimizer"),
+        optimizer=_spec(plan.optimizer, OPTIMIZERS, "optimizer"),
         eta=plan.eta,
-        local=None if plan.local is None else _part(plan.local, LOCALS, "local"),
+        local=tuple(_spec(rule, LOCALS, "local") for rule in parts_of(plan.local)),
         noise=plan.noise,
         stays=plan.loss is not None,
         starts=plan.start is not None,
@@ -84,11 +84,11 @@ def heard(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -
         o = msgspec.convert(words, Orders)
         feed = msgspec.convert(asdict(Feed(**o.feed)), Feed)  # type: ignore[arg-type]  # its names, then their types
         optimizer = _built(o.optimizer, OPTIMIZERS, "optimizer")
-        local = None if o.local is None else _built(o.local, LOCALS, "local")
+        local = combined([_built(rule, LOCALS, "local") for rule in o.local])
     except (msgspec.ValidationError, TypeError, ContractError) as error:
         raise FrameError(f"a plan that cannot be: {error}") from error
     expected = 3 * o.starts + o.moments
-    if len(tensors) != expected or o.moments not in (0, len(optimizer.betas)):
+    if len(tensors) != expected or o.moments not in (0, optimizer.moments):
         raise FrameError(f"a plan with {len(tensors)} tensors, where {expected} were announced")
     rest = tensors[3 * o.starts :]
     return Plan(
@@ -112,20 +112,20 @@ def heard(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -
 
 def sendable(optimizer: Optimizer, local: Local | None) -> None:
     """Refuse parts that no client could build."""
-    _part(optimizer, OPTIMIZERS, "optimizer")
-    if local is not None:
-        _part(local, LOCALS, "local")
+    _spec(optimizer, OPTIMIZERS, "optimizer")
+    for rule in parts_of(local):
+        _spec(rule, LOCALS, "local")
 
 
-def _part(part: Any, table: dict[str, Any], field: Literal["optimizer", "local"]) -> Part:
-    kind = type(part).__name__
-    if type(part) is not table.get(kind):
+def _spec(part: Any, table: Mapping[str, Part], field: Literal["optimizer", "local"]) -> Spec:
+    name = next((name for name, known in table.items() if known.make is type(part)), None)
+    if name is None:
         raise ContractError(f"{field} = {part}: a client elsewhere cannot build it; expected one of {', '.join(table)}")
     numbers = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "decay"}  # eta says what it comes to
-    return Part(kind, numbers)
+    return Spec(name, numbers)
 
 
-def _built(part: Part, table: dict[str, Any], field: str) -> Any:
-    if part.kind not in table:
-        raise FrameError(f"a plan whose {field} is {part.kind!r}; expected one of {', '.join(table)}")
-    return table[part.kind](**part.numbers)
+def _built(spec: Spec, table: Mapping[str, Part], field: str) -> Any:
+    if spec.name not in table or "+" in spec.name:
+        raise FrameError(f"a plan whose {field} is {spec.name!r}; expected one of {', '.join(table)}")
+    return table[spec.name].make(**spec.numbers)

@@ -21,7 +21,7 @@ from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Layout, blocks_of, in_order
 from cutlayer.nn.flat import Vectors, half
 from cutlayer.nn.nested import Inputs, each, ordered
-from cutlayer.optim.optimizers import Moments
+from cutlayer.optim.memory import Moments
 
 Sizes = tuple[int, int, int]
 WORDS = 4096  # bytes of a header, generously
@@ -72,7 +72,7 @@ class Contract:
                 _must(good and bool(torch.isfinite(value)), "a squared norm that is none")
                 return Square(at, value)
             case "Momentum":
-                m = self._tensors(frame, len(plan.optimizer.betas))
+                m = self._tensors(frame, plan.optimizer.moments)
                 for moment in m:
                     self._vector(moment, self.sizes[plan.cut][0], self.dtype)
                 return Momentum(at, tuple(m))
@@ -103,7 +103,7 @@ class Contract:
 
     def _report(self, frame: Frame, at: Address, plan: Plan, samples: int) -> Report:
         words: dict[str, Any] = frame.words
-        moments = len(plan.optimizer.betas) if plan.shares_memory else 0
+        moments = plan.optimizer.moments if plan.shares_memory else 0
         numbers: dict[str, Any] = {name: words.get(name) for name in ("samples", "t", "place", "tried", "clipped")}
         for name, number in numbers.items():
             _must(isinstance(number, int) and 0 <= number < 2**53, f"a report with {name} = {number!r}")

@@ -23,7 +23,7 @@ from cutlayer.core.pack import is_channels_last
 from cutlayer.errors import FrameError
 from cutlayer.network.transport import Code
 
-VERSION = 1
+VERSION = 2
 CHUNK = 2**20  # bytes of a piece; gRPC's own limit is four times that
 HEADER = 2**16  # bytes of a header
 LARGEST = torch.finfo(torch.float16).max

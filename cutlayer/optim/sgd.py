@@ -1,0 +1,59 @@
+"""Gradient descent with momentum, Polyak's and Nesterov's; they equal torch.optim.SGD with dampening 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from cutlayer.errors import expect, is_number
+from cutlayer.optim.optimizer import Decay, check_rates
+
+
+@dataclass(frozen=True)
+class SGD:
+    """SGD with momentum: m <- beta*m + g; w <- w - eta*m."""
+
+    lr: float = 0.05
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    decay: Decay = 1.0
+    moments: ClassVar[int] = 1
+    decoupled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_rates(self.lr, self.weight_decay, self.decay)
+        expect(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", self.momentum, "a number in [0, 1)")
+
+    @property
+    def remembers(self) -> bool:
+        return self.momentum > 0
+
+    def regularise(self, g: Tensor, w: Tensor) -> None:
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+
+    def update(self, w: Tensor, g: Tensor, m: Sequence[Tensor], eta: float, t: int) -> None:
+        torch.add(g, m[0], alpha=self.momentum, out=m[0])
+        w.add_(m[0], alpha=-eta)
+
+    def past(self, m_bar: Tensor) -> Tensor:
+        return m_bar * self.momentum
+
+    def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        w.add_(g.add_(past), alpha=-eta)
+
+
+@dataclass(frozen=True)
+class NAG(SGD):
+    """Nesterov's accelerated gradient, PyTorch's form: m <- beta*m + g; w <- w - eta*(g + beta*m)."""
+
+    def update(self, w: Tensor, g: Tensor, m: Sequence[Tensor], eta: float, t: int) -> None:
+        torch.add(g, m[0], alpha=self.momentum, out=m[0])
+        w.add_(g, alpha=-eta).add_(m[0], alpha=-eta * self.momentum)
+
+    def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        w.add_(g, alpha=-eta).add_(g.add_(past), alpha=-eta * self.momentum)

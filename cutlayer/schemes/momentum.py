@@ -1,0 +1,194 @@
+"""The fused momentum of surrogates that lie in rows: what lies below SMoFi's algorithm, and makes it fast and small.
+
+No buffer is kept for the momentum of an active client, since after a step all of them equal m_bar. How a step goes on
+from m_bar depends on the optimizer:
+
+    InRows   one moment: m_j takes the place of g_j in its row. It is added up from there, and stays there as the
+             history of a client that has finished
+    Linear   several moments (Adam): m_j is formed, applied and forgotten. beta*|A|*m_bar plus the fresh parts of the
+             g_j is the sum of the m_j; a finished client's m_j is built again from its g_j and the m_bar before it
+
+The sum over clients runs in parts that fit the cache and over all processes of the run, which may go on computing until
+it is needed. It is divided where it is next read, part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cutlayer.core.group import Wait
+from cutlayer.errors import ContractError
+from cutlayer.nn.flat import Rows
+from cutlayer.optim.fusion import Staleness
+from cutlayer.optim.memory import Moments, runs
+from cutlayer.optim.optimizer import LinearMoments, OneMoment, Optimizer
+from cutlayer.schemes.server import Server
+
+ALL = slice(None)
+
+
+class FusedMomentum:
+    """m_bar and what it is made of, for one round. `k` counts the fusions."""
+
+    def __init__(self, server: Server, rows: Rows, rule: Staleness) -> None:
+        self.server, self.rows, self.rule, self.k = server, rows, rule, 0
+        self.kind = _kind(server.optimizer)
+        self.memory = server.memory(["fused"])
+        self.m_bar = [m[0].clone() for m in self.memory.moments]
+        self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; the next sum grows here
+        self.t = self.memory.t[0]  # steps before this round
+        self.history: dict[int, tuple[int, list[Tensor]]] = {}  # finished client -> its last step, and m_j
+        self._n = 0  # active clients, in all processes
+        self._under_way: tuple[Wait, float] | None = None
+        self._owed = 1.0  # what m_bar has still to be divided by
+
+    def record(self, finished: Mapping[int, int], row: Mapping[int, int]) -> None:
+        """Keep the last momentum of clients that have finished; `finished` gives their last steps."""
+        self._settle()
+        for j, k_j in finished.items():
+            if j not in self.history:
+                self.history[j] = k_j, self.kind.last(self.rows.g[row[j]], self.before)
+
+    def advance(self, at: slice, which: Iterable[int]) -> None:
+        """One part of these rows takes the step that goes on from m_bar."""
+        w, g, t = self.rows.w, self.rows.g, self.t + self.k + 1
+        step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t)
+        for some, _ in runs(sorted(which), [0] * len(self.rows)):
+            self.server.regularise(g[some, at], w[some, at], at)
+            step(w[some, at], g[some, at])
+
+    def add(self, at: slice, row: int) -> None:
+        """A fresh momentum into one part of the sum."""
+        self.kind.add([m[at] for m in self.before], self.rows.g[row, at])
+
+    def add_stale(self, at: slice, j: int, s_j: float) -> None:
+        """s_j*m_j of a finished client into one part of the sum."""
+        k_j, m_j = self.history[j]
+        for i, (total, moment) in enumerate(zip(self.before, m_j, strict=True)):
+            rebias = self.rule.rebias(self.kind.corrected[i], self.t + self.k, self.t + k_j)
+            total[at].add_(moment[at], alpha=s_j * rebias)
+
+    def add_by_cosine(self, finished: Iterable[int]) -> list[float]:
+        """Every finished client's momentum, weighed by its cosine with the sum of the fresh ones; the weights."""
+        s = {j: self.rule.faded(self.k, *self.history[j], self.before) for j in finished}
+        for j, s_j in s.items():
+            self.add_stale(ALL, j, s_j)
+        return list(s.values())
+
+    def sum(self, part: Callable[[slice], None], n: int) -> None:
+        """Add up n active clients, here and in other processes; `part` adds what is here to one part of the sum."""
+
+        def visit(at: slice, first: bool) -> None:
+            self._divide(at)
+            if first:
+                self.kind.begin([m[at] for m in self.before], [m[at] for m in self.m_bar], n)
+            part(at)
+
+        wait = self.server.team.add_up(self.before, visit, self.server.workers)
+        self._owed, self._under_way = 1.0, (wait, 1.0)
+
+    def divide(self, m: float) -> None:
+        """m_bar <- sum / m."""
+        assert self._under_way is not None, "there is no sum to divide"
+        self._under_way = self._under_way[0], m
+        self.k += 1
+
+    def close(self) -> None:
+        """Leave m_bar where it may live on."""
+        self._settle()
+        self.server.workers.sweep(len(self.m_bar[0]), self._divide)
+        self.memory.put(0, Moments(tuple(self.m_bar), self.t + self.k))
+
+    def _settle(self) -> None:
+        """Wait for the last sum, which other processes may have been adding to all the while."""
+        if self._under_way is not None:
+            wait, self._owed = self._under_way
+            wait()
+            self.before, self.m_bar, self._under_way = self.m_bar, self.before, None
+
+    def _divide(self, at: slice) -> None:
+        for moment in self.m_bar if self._owed != 1 else ():
+            moment[at].div_(self._owed)
+
+
+class Kind(Protocol):
+    """How the momenta of an optimizer are formed, added up and kept."""
+
+    @property
+    def corrected(self) -> Sequence[float]:
+        """For each moment the beta whose age it is corrected for; 0: it is not."""
+
+    def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
+        """Step t of (w, g) rows, going on from m_bar."""
+
+    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
+        """Begin the sum of n momenta."""
+
+    def add(self, total: Sequence[Tensor], g: Tensor) -> None:
+        """Add one, from its row."""
+
+    def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
+        """m_j of a client whose last step went on from `before`, from its row."""
+
+
+class InRows:
+    """One moment."""
+
+    corrected = (0.0,)
+
+    def __init__(self, optimizer: OneMoment) -> None:
+        self.optimizer = optimizer
+
+    def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
+        past = self.optimizer.past(m_bar[0])
+        return lambda w, g: self.optimizer.fused(w, g, past, eta, t)
+
+    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
+        total[0].zero_()
+
+    def add(self, total: Sequence[Tensor], g: Tensor) -> None:
+        total[0].add_(g)
+
+    def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
+        return [g]
+
+
+class Linear:
+    """Several moments, each beta*m + fresh(g)."""
+
+    def __init__(self, optimizer: LinearMoments) -> None:
+        self.optimizer, self.corrected = optimizer, optimizer.betas
+
+    def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
+        def take(w: Tensor, g: Tensor) -> None:
+            m_j = [m.expand_as(g).clone(memory_format=torch.contiguous_format) for m in m_bar]
+            self.optimizer.update(w, g, m_j, eta, t)
+
+        return take
+
+    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
+        for new, old, beta in zip(total, m_bar, self.optimizer.betas, strict=True):
+            torch.mul(old, beta * n, out=new)
+
+    def add(self, total: Sequence[Tensor], g: Tensor) -> None:
+        self.optimizer.absorb(total, g)
+
+    def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
+        m_j = [m * beta for m, beta in zip(before, self.optimizer.betas, strict=True)]
+        self.optimizer.absorb(m_j, g)
+        return [g.copy_(m_j[0]), *m_j[1:]]
+
+
+def _kind(optimizer: Optimizer) -> Kind:
+    if isinstance(optimizer, OneMoment):
+        return InRows(optimizer)
+    if isinstance(optimizer, LinearMoments):
+        return Linear(optimizer)
+    raise ContractError(
+        f"optimizer = {optimizer}: its momentum cannot be fused; expected the methods `past` and `fused`, "
+        "or `betas` and `absorb`"
+    )
