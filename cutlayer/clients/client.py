@@ -25,7 +25,7 @@ from cutlayer.core.randomness import address, forward_randomness, rng
 from cutlayer.core.threads import Workers
 from cutlayer.data.schedule import Indices
 from cutlayer.data.source import Source
-from cutlayer.nn.flat import Rows, Vectors, differentiate
+from cutlayer.nn.flat import Rows, differentiate
 from cutlayer.nn.nested import Inputs, ordered
 from cutlayer.optim.local import clip, clips, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
@@ -53,17 +53,20 @@ class Client:
         self.plan, self.seat, self.taken, self.tried = plan, seat, 0, 0
         self.clipped: int | Tensor = 0
         own = plan.own
-        start = plan.start or Vectors(own["w"], own["b"], own["i"])
+        start = plan.start or own.front
+        assert start is not None, "a plan without a front is for a client that kept one"
         seat.rows.put(seat.index, start)
         self.w0 = start.w.to(seat.rows.w.device)
         if plan.memory is not None:
             seat.memory.put(seat.index, plan.memory)
-        elif "t" in own:
-            seat.memory.put(seat.index, Moments.read(own))
+        elif own.memory is not None:
+            seat.memory.put(seat.index, own.memory)
         else:
             seat.memory.reset(seat.index)
-        self.place = int(own["place"]) if "place" in own else 0
-        self._batches: Iterator[Indices] = plan.feed.batches(len(self.source), plan.address.round, self.id, self.place)
+        self.position = own.position
+        self._batches: Iterator[Indices] = plan.feed.batches(
+            len(self.source), plan.address.round, self.id, own.position
+        )
         self._next: Indices | None = None
         self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
         self.waits = False  # for that gradient
@@ -178,7 +181,7 @@ class Client:
             seat.rows.row(seat.index),
             len(self.source),
             seat.memory.get(seat.index),
-            self.place + self.taken,
+            self.position + self.taken,
             self.tried,
             int(self.clipped),
             plan.keeps_half,

@@ -16,13 +16,13 @@ Momentum each way and step (SMoFi with `fuse_clients`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
+from cutlayer.clients.state import NOTHING, ClientState
 from cutlayer.data.schedule import Feed
 from cutlayer.nn.flat import Vectors, Views
 from cutlayer.optim.local import Local
@@ -59,10 +59,10 @@ class Plan:
     memory: Moments | None = None  # what the optimizer starts with; None: nothing, or what the client kept
     shares_memory: bool = False  # report the optimizer's memory too
     keeps_half: bool = False  # its front lives on with the client, from round to round
-    keeps_memory: bool = False  # and so do its optimizer's memory and its place in the data
+    keeps_memory: bool = False  # and so do its optimizer's memory and its position in the data
     fuses: bool = False  # after every step it sends its momentum, and goes on with the one it gets
     confirmed: int = 0  # the last round this client took part in that counts: what it kept of later ones does not
-    own: Mapping[str, Tensor] = field(default_factory=dict)  # what the client kept; it never travels
+    own: ClientState = NOTHING  # what the client kept; it never travels
     row: int = 0  # where it sits among clients that share a process; nor does this
 
     @property
@@ -181,7 +181,7 @@ class Report:
     end: Vectors | None  # W_c,j after its last step; None: it stays on another machine
     samples: int  # |D_j|
     memory: Moments | None
-    place: int = 0  # batches taken so far, over all rounds
+    position: int = 0  # batches taken so far, over all rounds
     tried: int = 0  # gradients that the local rule could clip
     clipped: int = 0  # and those that it did
     keeps_half: bool = False
@@ -192,11 +192,9 @@ class Report:
         half = 0 if self.keeps_half or self.end is None else self.end.nbytes
         return half + (self.memory.nbytes if self.shares_memory and self.memory is not None else 0)
 
-    def own(self, half: bool, memory: bool) -> dict[str, Tensor]:
-        """What lives on with the client: its half, its optimizer's memory and its place in its data."""
-        own: dict[str, Tensor] = {}
-        if half and self.end is not None:
-            own |= self.end.clone()._asdict()
-        if memory and self.memory is not None:
-            own |= {**self.memory.clone().named(), "place": torch.tensor(self.place)}
-        return own
+    def own(self, half: bool, memory: bool) -> ClientState:
+        """What lives on with the client: its half, its optimizer's memory and its position in its data."""
+        front = self.end.clone() if half and self.end is not None else None
+        if not memory or self.memory is None:
+            return ClientState(front)
+        return ClientState(front, self.memory.clone(), self.position)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.clients.messages import Report
+from cutlayer.clients.state import AVERAGED, ClientState, Owner, client
 from cutlayer.core.group import Team
 from cutlayer.engine.records import Global
 from cutlayer.engine.setup import Setup
@@ -51,7 +52,7 @@ class Closing:
         workers = setup.backend.workers
         self.mean_c, self.mean_s = Mean(self.W_c, workers, team), Mean(self.W_s, workers, team)
         self.reports: list[Report] = []
-        self.made: dict[str, Mapping[str, Tensor]] = {}
+        self.made: dict[Owner, Mapping[str, Tensor]] = {}
         self.drift: tuple[float | None, float | None] = (None, None)
 
     def add(self, close: Callable[[], Closed], reports: Sequence[Report]) -> None:
@@ -99,8 +100,7 @@ class Closing:
         self._check_finite(W)
         clients = [j for some in self.team.everyones([r.address.client for r in self.reports]) for j in some]
         turns = {**state.turns, **{j: state.turns.get(j, 0) + 1 for j in clients}}
-        kept = {owner: parcel for owner, parcel in state.kept.items() if owner != "scheme"}
-        return Global(n, W, momentum, {**kept, **self._everybodys(self.made)}, turns)
+        return Global(n, W, momentum, {**state.kept, **self._everybodys(self.made)}, turns)
 
     def _without_the_lost(self) -> None:
         """p_j was taken of all clients of the round, and some have not reported."""
@@ -109,28 +109,28 @@ class Closing:
             for mean in (self.mean_c, self.mean_s):
                 mean.scale(self.total / reported)
 
-    def _everybodys(self, made: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Parcel]:
+    def _everybodys(self, made: Mapping[Owner, Mapping[str, Tensor]]) -> dict[Owner, Parcel]:
         """The parcels of all ranks: any client may be at any of them in the next round."""
         if self.team.size > 1:
             flat = {f"{owner}//{name}": tensor for owner, named in made.items() for name, tensor in named.items()}
-            gathered: dict[str, dict[str, Tensor]] = {}
+            gathered: dict[Owner, dict[str, Tensor]] = {}
             for found in self.team.all_tensors(flat):
                 for key, tensor in found.items():
                     owner, _, name = key.rpartition("//")
-                    gathered.setdefault(owner, {})[name] = tensor
+                    gathered.setdefault(Owner(owner), {})[name] = tensor
             made = gathered
         return {owner: Parcel(self.n, tensors) for owner, tensors in made.items()}
 
-    def _parcels(self, reports: Sequence[Report], p: Sequence[float]) -> dict[str, Mapping[str, Tensor]]:
+    def _parcels(self, reports: Sequence[Report], p: Sequence[float]) -> dict[Owner, Mapping[str, Tensor]]:
         """What the round leaves besides the weights, by owner."""
         s, server = self.setup, self.server
-        made: dict[str, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
+        made: dict[Owner, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
         keeps = s.traits.carry == "keep"
         for report in reports if keeps or s.persists else ():
             own = report.own(keeps, s.persists)
-            made[f"client/{report.address.client}"] = own or {"round": torch.tensor(self.n)}  # it is with the client
+            made[client(report.address.client)] = (own or ClientState(round=self.n)).named()
         if buffers_of(s.update) == "average":
-            made["momentum"] = self._momentum(reports, p).named()
+            made[AVERAGED] = self._momentum(reports, p).named()
         return made
 
     def _momentum(self, reports: Sequence[Report], p: Sequence[float]) -> Moments:

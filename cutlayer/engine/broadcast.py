@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from cutlayer.clients.state import Owner
 from cutlayer.core.group import Team
 from cutlayer.engine.records import Global
 from cutlayer.engine.spill import Kept, Parcel
@@ -48,7 +49,7 @@ def receive(team: Team, kept: Kept) -> Global:
         owner, _, name = key.rpartition("//")
         owners.setdefault(owner, {})[name] = tensor
     W, update = Vectors(**owners.pop("W")), owners.pop("update", {})
-    new = {owner: Parcel(v, owners.get(f"kept/{owner}", {})) for owner, v in words["versions"].items()}
+    new = {Owner(owner): Parcel(v, owners.get(f"kept/{owner}", {})) for owner, v in words["versions"].items()}
     return Global(words["n"], W, update, _still(words, {**kept, **new}), dict(words["turns"]))
 
 

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cutlayer.clients import state
 from cutlayer.clients.messages import Attached, CutGrad, Smashed
+from cutlayer.clients.state import NOTHING, ClientState, Owner
 from cutlayer.core.group import ALONE
 from cutlayer.core.threads import Workers
 from cutlayer.engine.metrics import Series
@@ -18,6 +20,7 @@ from cutlayer.engine.spill import Kept
 from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.averaging import Mean
+from cutlayer.optim.memory import Moments
 from cutlayer.optim.update import State
 
 
@@ -107,9 +110,18 @@ class Global:
 
     def front(self, client: int) -> Vectors | None:
         """The half a client keeps, if it does."""
-        parcel = self.kept.get(f"client/{client}")
-        tensors = parcel.open() if parcel is not None else {}
-        return Vectors(*(tensors[name].to(self.W.w.device) for name in "wbi")) if "w" in tensors else None
+        front = self.client(client).front
+        return None if front is None else Vectors(*(v.to(self.W.w.device) for v in front))
+
+    def client(self, j: int, round: int | None = None) -> ClientState:
+        """What client j keeps; `round`: remember that it was used in it."""
+        parcel = self.kept.get(state.client(j))
+        return NOTHING if parcel is None else ClientState.read(parcel.open(round))
+
+    def moments(self, owner: Owner, round: int) -> Moments | None:
+        """The optimizer's memory that somebody left, if they did; it is used in this round."""
+        parcel = self.kept.get(owner)
+        return None if parcel is None else Moments.read(parcel.open(round))
 
     def merged(self, sizes: Sequence[int]) -> Vectors:
         """Where clients keep their half: the mean of their halves, by size, joined to W_s. One is read at a time."""

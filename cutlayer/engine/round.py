@@ -20,6 +20,7 @@ import torch
 
 from cutlayer.clients.cohort import Comes, Muster
 from cutlayer.clients.messages import Address, Plan, Report
+from cutlayer.clients.state import AVERAGED
 from cutlayer.clients.waves import waves
 from cutlayer.core.group import ALONE
 from cutlayer.core.randomness import EVERYBODY, rng
@@ -172,7 +173,7 @@ class Engine:
             rate(s.server_optimizer, n),
             {j: s.sizes[j] for j in everybody},
             {j: call.feeds[j].batch_size for j in everybody},
-            lambda owner: Moments.read(state.kept[owner].open(n)) if owner in state.kept else None,
+            lambda owner: state.moments(owner, n),
             self._shared_memory(state, len(W_c.w))[1],
             exchange.send,
             exchange.turn if s.layout.tail else None,
@@ -231,22 +232,22 @@ class Engine:
 
     def _shared_memory(self, state: Global, at: int) -> tuple[Moments | None, Moments | None]:
         """The averaged momentum that everybody starts with, where the update broadcasts one: for either side."""
-        if "momentum" not in state.kept:
+        found = state.moments(AVERAGED, state.n + 1)
+        if found is None:
             return None, None
-        m, t = Moments.read(state.kept["momentum"].open(state.n + 1))
+        m, t = found
         return Moments(tuple(v[:at] for v in m), t), Moments(tuple(v[at:] for v in m), t)
 
     def _plan(self, state: Global, call: Call, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
-        s, kept = self.setup, state.kept.get(f"client/{j}")
+        s, own = self.setup, state.client(j, call.n)
         n, feed, keeps = call.n, call.feeds[j], self._traits.carry == "keep"
-        own = {} if kept is None else kept.open(n)
         eta = rate(s.optimizer, n)
         if self._regulator is not None:
             eta = self._regulator.rate(eta, feed.batch_size, s.feed.batch_size)
         return Plan(
             address=Address(n, j, -1, call.attempt),
             cut=call.cut,
-            start=None if "w" in own or (keeps and "round" in own) else W_c,
+            start=None if own.front is not None or (keeps and own.elsewhere) else W_c,
             feed=feed,
             optimizer=s.optimizer,
             eta=eta,
@@ -258,7 +259,7 @@ class Engine:
             keeps_half=keeps,
             keeps_memory=s.persists,
             fuses=self._traits.fuses_clients,
-            confirmed=int(own.get("round", 0)),
+            confirmed=own.round,
             own=own,
             row=call.rows[j],
         )

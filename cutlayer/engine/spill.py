@@ -1,9 +1,5 @@
 """What lives on between rounds besides the weights, in parcels: each has an owner and a version, and may lie on disk.
 
-    client/17   what client 17 keeps: its half, its optimizer's memory, its place in its data
-    slot/3      the memory of the server optimizer in the fourth place of a round (server/: of the only one)
-    scheme      what a scheme keeps for itself
-
 A parcel never changes; a round makes new ones. So a checkpoint writes only those it has not written before, and
 memory grows with the clients ever seen: past a limit, the parcels not used for longest are put on disk.
 """
@@ -20,10 +16,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from cutlayer.clients.state import Owner
 from cutlayer.core.sealed import pack, unpack
 from cutlayer.errors import StoreError
 
-Kept = Mapping[str, "Parcel"]
+Kept = Mapping[Owner, "Parcel"]
 
 
 class Parcel:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cutlayer.clients.state import Owner
 from cutlayer.core.files import move, persistently, sync, write_aside
 from cutlayer.core.sealed import pack, seal, seal_of, unpack, unseal
 from cutlayer.engine.records import Global
@@ -29,7 +30,7 @@ from cutlayer.errors import StoreError
 from cutlayer.experiment import journal
 from cutlayer.nn.flat import Vectors
 
-FORMAT = 4  # since every file has a checksum
+FORMAT = 5  # since every file has a checksum
 KEEP = 2
 FOLDER, PARCELS, AGAIN = "checkpoints", "kept", "again"
 WEIGHTS, MANIFEST = "global.safetensors", "manifest.json"
@@ -177,7 +178,7 @@ def _load(path: Path, like: Global) -> Global:
             )
     clients, rounds = (tensors.pop(f"turns.{name}").tolist() for name in ("client", "rounds"))
     update = {name.removeprefix("update."): tensor.to(like.W.w.device) for name, tensor in tensors.items()}
-    kept = {owner: _found(path.parent, entry) for owner, entry in manifest["kept"].items()}
+    kept = {Owner(owner): _found(path.parent, entry) for owner, entry in manifest["kept"].items()}
     return Global(manifest["round"], W, update, kept, dict(zip(clients, rounds, strict=True)))
 
 
@@ -188,7 +189,7 @@ def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
     for _, path in _numbered(folder):
         before |= {entry["file"]: entry for entry in _manifest(path)["kept"].values()}
     (folder / PARCELS / AGAIN).mkdir(parents=True, exist_ok=True)
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
     for owner, parcel in kept.items():
         name = f"{owner.replace('/', '-')}.{parcel.version:06d}.safetensors"
         file, again = _copies(folder, name)

@@ -59,7 +59,7 @@ def _written(message: Message) -> tuple[list[Any], list[Tensor]]:
         case Start():
             return [kind, where], list(message.at)
         case Report():
-            numbers = [message.samples, message.place, message.tried, message.clipped]
+            numbers = [message.samples, message.position, message.tried, message.clipped]
             flags = [message.keeps_half, message.shares_memory]
             memory, end = message.memory, message.end
             assert memory is not None and end is not None, "a rank hands in all there is"
@@ -90,7 +90,7 @@ def _read(line: list[Any], tensors: Iterator[Tensor]) -> Message:
         case "Start":
             return Start(address, Vectors(next(tensors), next(tensors), next(tensors)))
         case _:
-            moments, t, samples, place, tried, clipped, keeps_half, shares_memory = rest
+            moments, t, samples, position, tried, clipped, keeps_half, shares_memory = rest
             end = Vectors(next(tensors), next(tensors), next(tensors))
             memory = Moments(tuple(next(tensors) for _ in range(moments)), t)
-            return Report(address, end, samples, memory, place, tried, clipped, keeps_half, shares_memory)
+            return Report(address, end, samples, memory, position, tried, clipped, keeps_half, shares_memory)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
+from cutlayer.clients.state import SERVER
 from cutlayer.clients.waves import Wave
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
 from cutlayer.errors import expect, is_whole
@@ -123,7 +124,7 @@ class Cycled:
         self.server, self.epochs, self.batch = server, epochs, batch
         self.weighted, self.frozen_bn = weighted, frozen_bn
         self.rows = server.surrogates(1)
-        self.memory = server.memory(["server"])
+        self.memory = server.memory([SERVER])
         self.k = self.taken = 0
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:

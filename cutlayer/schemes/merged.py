@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
+from cutlayer.clients.state import SERVER
 from cutlayer.clients.waves import Wave
 from cutlayer.core.randomness import EVERYBODY
 from cutlayer.errors import expect
@@ -93,7 +94,7 @@ class Merged:
         self.server, self.k = server, 0
         self.weights = {j: float(server.batch[j]) if front_weights == "batch" else 1.0 for j in clients}
         self.rows = server.surrogates(1)
-        self.memory = server.memory(["server"])
+        self.memory = server.memory([SERVER])
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         if not smashed:

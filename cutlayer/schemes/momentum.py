@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cutlayer.clients.state import FUSED
 from cutlayer.core.group import Wait
 from cutlayer.errors import ContractError
 from cutlayer.nn.flat import Rows
@@ -37,7 +38,7 @@ class FusedMomentum:
     def __init__(self, server: Server, rows: Rows, rule: Staleness) -> None:
         self.server, self.rows, self.rule, self.k = server, rows, rule, 0
         self.kind = _kind(server.optimizer)
-        self.memory = server.memory(["fused"])
+        self.memory = server.memory([FUSED])
         self.m_bar = [m[0].clone() for m in self.memory.moments]
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; the next sum grows here
         self.t = self.memory.t[0]  # steps before this round

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
+from cutlayer.clients.state import Owner, slot
 from cutlayer.core.group import ALONE, Team
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
@@ -61,7 +62,7 @@ class Server:
         eta: float,
         samples: Mapping[int, int],
         batch: Mapping[int, int],
-        kept: Callable[[str], Moments | None] = lambda owner: None,
+        kept: Callable[[Owner], Moments | None] = lambda owner: None,
         memory: Moments | None = None,
         send: Send = lambda replies: {},
         turn: Turn | None = None,
@@ -76,7 +77,7 @@ class Server:
         self.place = place
         self.round, self.start, self.eta, self.samples, self.batch = round, start, eta, samples, batch
         self._kept, self._start_memory, self._send, self._turn = kept, memory, send, turn
-        self._owners: list[str] = []
+        self._owners: list[Owner] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
         self._before: dict[int, Tensor] = {}  # client -> what lay in its row before, where that is history
         self.work = 0  # samples times forwards
@@ -93,7 +94,7 @@ class Server:
         self._rows.fill(self.start, n)
         return self._rows
 
-    def memory(self, owners: Sequence[str], persists: bool | None = None) -> Memory:
+    def memory(self, owners: Sequence[Owner], persists: bool | None = None) -> Memory:
         """Optimizer memory, one row for each owner: empty, or (where the protocol, or `persists`, says so) as its
         owner left it in the last round."""
         n = len(owners)
@@ -110,9 +111,9 @@ class Server:
         self._left = {}
         return self._memory
 
-    def slots(self, n: int) -> list[str]:
+    def slots(self, n: int) -> list[Owner]:
         """Owners by place: the first client of a round, the second, ..."""
-        return [f"slot/{self.place + i}" for i in range(n)]
+        return [slot(self.place + i) for i in range(n)]
 
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         """Server forward and backward on every client's batch, each with the current W_s,j in its own row: g_j into
@@ -207,7 +208,7 @@ class Server:
         self._pending, self._before = {}, {}
         return answered
 
-    def kept(self) -> dict[str, Moments]:
+    def kept(self) -> dict[Owner, Moments]:
         """What the optimizer's memory is at the end of the round, by owner, where it lives on."""
         kept = {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
         self._left = {r: moments.m[0] for r, moments in enumerate(kept.values())}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cutlayer.clients.messages import CutGrad, Smashed
+from cutlayer.clients.state import SERVER
 from cutlayer.clients.waves import Wave
 from cutlayer.errors import expect
 from cutlayer.schemes.base import Closed, Server, Traits
@@ -77,7 +78,7 @@ class Shared:
     def __init__(self, server: Server, clients: Sequence[int], reset: Reset) -> None:
         self.server, self.reset = server, reset
         self.rows = server.surrogates(1)
-        self.memory = server.memory(["server"], persists=reset == "never")
+        self.memory = server.memory([SERVER], persists=reset == "never")
         self.rank = {clients[place]: rank for rank, place in enumerate(server.turn(len(clients)))}
         self.previous: int | None = None
 

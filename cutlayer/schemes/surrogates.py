@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cutlayer.clients.messages import CutGrad, Smashed
+from cutlayer.clients.state import surrogate
 from cutlayer.clients.waves import Wave
 from cutlayer.errors import expect
 from cutlayer.optim.averaging import average
@@ -109,7 +110,7 @@ class Surrogates:
         self.server, self.every = server, every
         self.row = {j: r for r, j in enumerate(clients)}
         self.rows = server.surrogates(len(clients))
-        owners = server.slots(len(clients)) if memory == "slot" else [f"surrogate/{j}" for j in clients]
+        owners = server.slots(len(clients)) if memory == "slot" else [surrogate(j) for j in clients]
         self.memory = server.memory(owners)
         self.lost: set[int] = set()
         self.epoch = 0

@@ -22,7 +22,7 @@ X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.ara
 
 @pytest.mark.parametrize("what", ["trainings", "network"])
 def test_the_collector_stops_nobody(what: str) -> None:
-    """A process of its own, which ends itself after a minute if it stands still."""
+    """A process of its own, which ends itself after a while if it stands still."""
     with forked(alongside.main, what, strict=True) as process:
         process.wait()
         assert process.out.endswith("done\n"), process.err[-4000:]

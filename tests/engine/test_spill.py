@@ -93,11 +93,11 @@ def test_with_cyclesl_a_client_keeps_its_memory_and_its_place(scheme: str, optim
         seen |= set(record.clients)
     owners = {owner for owner in run.state.kept if owner.startswith("client/")}
     assert owners == {f"client/{j}" for j in seen}
-    names = {"t", "place", *(f"moment{i}" for i in range(moments)), *("wbi" if scheme in KEEPERS else "")}
+    names = {"t", "position", *(f"moment{i}" for i in range(moments)), *("wbi" if scheme in KEEPERS else "")}
     for j, turns in run.state.turns.items():
         kept = run.state.kept[f"client/{j}"].open()
         assert set(kept) == names
-        assert int(kept["t"]) == int(kept["place"]) == turns
+        assert int(kept["t"]) == int(kept["position"]) == turns
         assert len(Moments.read(kept).m) == moments
     servers = {owner for owner in run.state.kept if not owner.startswith("client/")}
     slots = {"slot/0", "slot/1", "slot/2"}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import cutlayer as cl
 from cutlayer.clients.messages import Plan
+from cutlayer.clients.state import ClientState
 from cutlayer.errors import FrameError
 from cutlayer.network.client.store import Own
 from cutlayer.network.protocol.handshake import Welcome, words
@@ -23,6 +24,7 @@ from cutlayer.network.server.service import Service
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import Frame
 from cutlayer.network.transport.hub import Hub, Session
+from cutlayer.optim.memory import Moments
 from tests.network.harness import NAMES, SOON, certs, network, rows
 from tests.network.raw_client import LIMITS, station
 
@@ -49,8 +51,7 @@ def kept(out: Path, labels: str) -> Own:
     own, start = Own(out / RUN / NAMES[0]), plan(labels).start
     assert start is not None
     for n in (2, 3):
-        memory = {"moment0": torch.ones_like(start.w), "t": torch.tensor(n), "place": torch.tensor(n)}
-        own.keep(n, {**start._asdict(), **memory}, n - 1)
+        own.keep(n, ClientState(start, Moments((torch.ones_like(start.w),), n), n), n - 1)
     return own
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from cutlayer.clients.state import ClientState
 from cutlayer.errors import ContractError
 from cutlayer.experiment import checkpoint, compare, comparison, description, server_directory
 from cutlayer.experiment import config as text
@@ -24,6 +25,7 @@ from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.methods import method
 from cutlayer.network.client.store import Own
 from cutlayer.network.protocol.settings import Net
+from cutlayer.nn.flat import Vectors
 from tests.nightly.damage import damage, drawn_file
 from tests.nightly.runs import BASE, Ended, config, ended, same, scratch
 
@@ -124,7 +126,7 @@ def server_of(scheme: str, owner: int) -> tuple[Path, str]:
 
 # ---- A client of it ------------------------------------------------------------------------------------------------
 
-STATES = {n: {"front": torch.full((7,), float(n)), "step": torch.tensor(n)} for n in (1, 2)}
+STATES = {n: ClientState(Vectors(torch.full((7,), float(n)), torch.empty(0), torch.tensor([n]))) for n in (1, 2)}
 
 
 def keeping(out: Path, dice: random.Random) -> str:
@@ -138,8 +140,8 @@ def keeping(out: Path, dice: random.Random) -> str:
 
 def keeping_again(out: Path) -> None:
     for n, state in STATES.items():
-        found = Own(out).load(n)
-        assert found.keys() == state.keys() and all(torch.equal(found[key], state[key]) for key in state)
+        found, expected = Own(out).load(n).named(), state.named()
+        assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 OTHERS: dict[str, tuple[Callable[[Path, random.Random], str], Callable[[Path], None]]] = {

@@ -168,8 +168,8 @@ class Joining:
         if not isinstance(confirmed, int):
             raise FrameError(f"a last round {confirmed!r}")
         kept = remote.own.load(confirmed)
-        if not vectors and "w" in kept:  # the front is ours anyway
-            vectors, cut = tuple(kept[name] for name in Vectors._fields), welcome.cuts[0]
+        if not vectors and kept.front is not None:  # the front is ours anyway
+            vectors, cut = tuple(kept.front), welcome.cuts[0]
         if not vectors:
             return Joined(remote.round, None, None)
         if not isinstance(cut, int) or cut not in remote.contract.sizes or len(vectors) != 3:

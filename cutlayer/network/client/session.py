@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cutlayer.clients.client import Client, Seat
 from cutlayer.clients.messages import CutGrad, FeatureGrad, Features, Loss, Momentum, Plan, Report, Smashed, Square
+from cutlayer.clients.state import NOTHING
 from cutlayer.core.threads import one_thread
 from cutlayer.data.source import Source
 from cutlayer.errors import CutlayerError, FrameError
@@ -25,9 +26,9 @@ from cutlayer.network.protocol.contract import Contract, address_of
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.cut import Layout
-from cutlayer.nn.flat import Rows, Style, Vectors, half
+from cutlayer.nn.flat import Rows, Style, half
 from cutlayer.optim.local import joint
-from cutlayer.optim.memory import Memory, Moments
+from cutlayer.optim.memory import Memory
 
 Answer = tuple[str, dict[str, Any], list[Tensor]]
 
@@ -104,8 +105,8 @@ class Remote:
             self._seat, self._cut = Seat(rows, Memory(plan.optimizer, rows.w), 0), plan.cut
         elif len(self._seat.memory.moments) != plan.optimizer.moments:
             self._seat.memory = Memory(plan.optimizer, self._seat.rows.w)
-        kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else {}
-        if plan.start is None and "w" not in kept:
+        kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else NOTHING
+        if plan.start is None and kept.front is None:
             raise FrameError("a plan without a front, where none has been kept")
         if plan.start is None and not plan.keeps_half:
             raise FrameError("a plan that asks for the front this client keeps to itself")
@@ -136,10 +137,11 @@ class Remote:
     def _fits(self, plan: Plan, seat: Seat) -> None:
         """Vectors of the front's sizes and types, and finite: those it begins with, and those it kept."""
         sizes, dtypes, own = seat.rows.half.sizes, seat.rows.half.dtypes, plan.own
-        start = plan.start or Vectors(own["w"], own["b"], own["i"])
+        start = plan.start or own.front
+        assert start is not None, "it was looked for before"
         for vector, size, dtype in zip(start, sizes, dtypes, strict=True):
             _vector(vector, size, dtype)
-        memory = plan.memory or (Moments.read(own) if "t" in own else None)
+        memory = plan.memory or own.memory
         if memory is not None:
             self._moments(memory.m, plan)
 
@@ -199,7 +201,7 @@ class Remote:
         report = self.client.close()
         if self.plan.keeps_half or self.plan.keeps_memory:
             kept = report.own(self.plan.keeps_half, self.plan.keeps_memory)
-            if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.values()):
+            if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.named().values()):
                 raise FrameError(f"orders after which, at the end of round {self.round}, what is kept is not finite")
             self.own.keep(self.plan.address.round, kept, self.plan.confirmed)
         self.plan = None
@@ -224,7 +226,7 @@ def _written(message: Smashed | FeatureGrad | Square | Momentum | Report) -> Ans
             return kind, words, list(message.m)
         case Report():
             memory = message.memory
-            numbers = {name: getattr(message, name) for name in ("samples", "place", "tried", "clipped")}
+            numbers = {name: getattr(message, name) for name in ("samples", "position", "tried", "clipped")}
             end = [] if message.keeps_half or message.end is None else list(message.end)
             shared = list(memory.m) if message.shares_memory and memory is not None else []
             return kind, {**words, **numbers, "t": 0 if memory is None else memory.t}, [*end, *shared]

@@ -1,13 +1,11 @@
-"""What a client on a machine of its own keeps there between rounds: its front, its optimizer's memory, its place in its
-data. The state it began a round with stays until the next plan says that the round counts."""
+"""What a client on a machine of its own keeps there between rounds. The state it began a round with stays until the
+next plan says that the round counts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
-
+from cutlayer.clients.state import NOTHING, ClientState
 from cutlayer.core.files import persistently, write_aside
 from cutlayer.core.sealed import pack, unpack
 from cutlayer.errors import StoreError
@@ -19,25 +17,25 @@ class Own:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def load(self, confirmed: int) -> dict[str, Tensor]:
+    def load(self, confirmed: int) -> ClientState:
         """What was kept at the end of that round (0: nothing yet)."""
         if confirmed == 0:
-            return {}
-        wrong: OSError | StoreError | None = None
+            return NOTHING
+        wrong: Exception | None = None
         for path in self._paths(confirmed):
             try:
-                return unpack(path.read_bytes())[0]
-            except (OSError, StoreError) as error:
+                return ClientState.read(unpack(path.read_bytes())[0])
+            except (OSError, StoreError, KeyError) as error:
                 wrong = wrong or error
         raise StoreError(
             f"{self._paths(confirmed)[0]}: the server goes on from round {confirmed}, and what this client kept of it "
             f"cannot be read: {wrong}"
         ) from wrong
 
-    def keep(self, n: int, tensors: Mapping[str, Tensor], confirmed: int) -> None:
+    def keep(self, n: int, state: ClientState, confirmed: int) -> None:
         """The end of round n, beside what it began with; everything else did not count, or no longer does, and goes."""
         persistently(lambda: self.folder.mkdir(parents=True, exist_ok=True), self.folder)
-        content = pack(tensors)
+        content = pack(state.named())
         for path in self._paths(n):
             write_aside(path, content)
         for other in set(self._rounds()) - {n, confirmed}:

@@ -104,7 +104,7 @@ class Contract:
     def _report(self, frame: Frame, at: Address, plan: Plan, samples: int) -> Report:
         words: dict[str, Any] = frame.words
         moments = plan.optimizer.moments if plan.shares_memory else 0
-        numbers: dict[str, Any] = {name: words.get(name) for name in ("samples", "t", "place", "tried", "clipped")}
+        numbers: dict[str, Any] = {name: words.get(name) for name in ("samples", "t", "position", "tried", "clipped")}
         for name, number in numbers.items():
             _must(isinstance(number, int) and 0 <= number < 2**53, f"a report with {name} = {number!r}")
         _must(numbers["samples"] == samples, f"a report of {numbers['samples']} samples, expected {samples}")
@@ -123,7 +123,7 @@ class Contract:
             end,
             numbers["samples"],
             Moments(tuple(m), numbers["t"]) if m else None,
-            numbers["place"],
+            numbers["position"],
             numbers["tried"],
             numbers["clipped"],
             plan.keeps_half,

@@ -148,8 +148,7 @@ class Service:
             self.cohort.poll()
             for j, session in self.roster.sessions.items():
                 if j not in told:
-                    parcel = run.state.kept.get(f"client/{j}")
-                    confirmed = 0 if parcel is None else int(parcel.open().get("round", 0))
+                    confirmed = run.state.client(j).round
                     session.send("Bye", {"cut": run.setup.cuts[0], "confirmed": confirmed}, front)
                     told.add(j)
             time.sleep(0.02)

@@ -110,7 +110,7 @@ PLANS: dict[str, tuple[Change, str]] = {
         "the front this client keeps to itself",
     ),
     "another optimizer than was kept": (
-        put(keeps_memory=True, confirmed=3, optimizer={"kind": "Adam", "numbers": {}}),
+        put(keeps_memory=True, confirmed=3, optimizer={"name": "adam", "numbers": {}}),
         "1 moments, where Adam has 2",
     ),
 }

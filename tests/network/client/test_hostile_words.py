@@ -36,7 +36,7 @@ def quiet(session: Session, frame: Frame) -> None:
 WELCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "another front": ({"front": "0123456789abcdef"}, "front"),
     "no front": ({"front": ""}, "front"),
-    "another version": ({"version": 2}, "protocol version 2, expected 1"),
+    "another version": ({"version": 1}, "protocol version 1, expected 2"),
     "no version": ({"version": None}, "protocol version None"),
     "a run that leads away": ({"run": "../../../somewhere"}, "run = '../../../somewhere'"),
     "a run from the root": ({"run": "/tmp/somewhere"}, "run = '/tmp/somewhere'"),

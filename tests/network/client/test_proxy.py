@@ -23,6 +23,7 @@ BASE: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 
 def test_no_client_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Four times the same fault, and then none."""
     unhurried(monkeypatch)
+    monkeypatch.setattr("cutlayer.network.server.service.LINGER", SOON)  # all of them come back, however late
     monkeypatch.setattr(dial, "FIRST", 0.02)
     monkeypatch.setattr(dial, "LONGEST", 0.05)
     proxies: list[Proxy] = []
