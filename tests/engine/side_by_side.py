@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import cutlayer as cl
 from cutlayer.network.server.service import Service
 
-SECONDS = 60.0  # a process that stands still is ended then
+SECONDS = 200.0  # a process that stands still is ended then
 DURATION = 1.0  # of the trainings
 THREADS = 6
 
