@@ -29,7 +29,7 @@ from cutlayer.nn.flat import Rows, differentiate
 from cutlayer.nn.nested import Inputs, ordered
 from cutlayer.optim.local import clip, clips, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
-from cutlayer.optim.step import descend
+from cutlayer.optim.step import Step, optimizer_step
 
 
 @dataclass
@@ -71,6 +71,11 @@ class Client:
         self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
         self.waits = False  # for that gradient
         self.turned = False  # where labels stay: this step has been through the last block
+
+    @property
+    def how(self) -> Step:
+        """How it steps."""
+        return Step(self.plan.local, self.plan.optimizer, self.w0, self.plan.eta)
 
     def next(self) -> Indices:
         """The rows of the next step."""
@@ -140,7 +145,7 @@ class Client:
             self.tried += 1
             whole = own if reply.square is None else own + reply.square.to(own.device)
             self.clipped = self.clipped + clip(plan.local, g, whole)
-        descend(ALONE, plan.local, plan.optimizer, seat.rows, seat.memory, [seat.index], self.w0, plan.eta)
+        optimizer_step(ALONE, self.how, seat.rows, seat.memory, [seat.index])
         self.stepped()
         return Square(reply.address, own) if joint(plan.local) else None
 

@@ -30,7 +30,7 @@ from cutlayer.nn.nested import Inputs, ordered
 from cutlayer.nn.stacked import Stacks, stacked, together
 from cutlayer.optim.local import clips
 from cutlayer.optim.memory import Memory
-from cutlayer.optim.step import descend
+from cutlayer.optim.step import optimizer_step
 
 
 @dataclass
@@ -139,9 +139,8 @@ class LocalCohort:
             for client, reply in zip(clients, replies, strict=True):
                 client.receive(reply)
             seats = sorted(client.seat.index for client in clients)
-            plan, seat = clients[0].plan, clients[0].seat
-            rows, memory = seat.rows, seat.memory
-            descend(self.workers, plan.local, plan.optimizer, rows, memory, seats, clients[0].w0, plan.eta)
+            rows, memory = clients[0].seat.rows, clients[0].seat.memory
+            optimizer_step(self.workers, clients[0].how, rows, memory, seats)
             for client in clients:
                 client.stepped()
             return []

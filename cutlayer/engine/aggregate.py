@@ -38,14 +38,14 @@ class Closing:
         self,
         setup: Setup,
         state: Global,
-        n: int,
         cut: int,
         server: Server,
         team: Team,
         sizes: Sequence[int] | None,
         several: bool,
     ) -> None:
-        self.setup, self.state, self.n, self.server, self.team, self.several = setup, state, n, server, team, several
+        self.setup, self.state, self.n = setup, state, state.n + 1
+        self.server, self.team, self.several = server, team, several
         self.W_c, self.W_s = state.W.split(setup.offsets[cut])
         self.uniform = getattr(setup.update, "weights", "samples") == "uniform"
         self.total = None if sizes is None else sum(1 if self.uniform else size for size in sizes)

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from cutlayer.core.randomness import OwnRandomness, Randomness
 from cutlayer.core.threads import Workers
+from cutlayer.engine.subject import Subject
 from cutlayer.errors import expect, is_whole, unknown
-from cutlayer.nn.cut import Layout, blocks_of
-from cutlayer.nn.flat import Vectors, half
+from cutlayer.nn.cut import blocks_of
+from cutlayer.nn.flat import half
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import Inputs, each
 from cutlayer.nn.stacked import SIZE, Loss, unstackable
@@ -51,34 +52,22 @@ class Backend:
 
 
 def choose(
-    asked: str,
-    threads: int,
-    model: nn.Module,
-    W: Vectors,
-    cuts: tuple[int, int],
-    layout: Layout,
-    shape: Shape,
-    x: Inputs,
-    y: Tensor,
-    loss: Loss,
-    batch_size: int,
-    together: bool,
-    autocast: bool,
-    device: torch.device,
+    asked: str, threads: int, subject: Subject, shape: Shape, batch_size: int, together: bool, autocast: bool
 ) -> Backend:
     """The backend for a model and its batches; `together`: whether the scheme's clients step side by side."""
+    s, device = subject, subject.device
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
-    drawn, loss_draws = _drawn(model, x, y, loss, device)
+    drawn, loss_draws = _drawn(s.model, s.x, s.y, s.loss, device)
     workers = Workers(threads)
-    small = len(W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
+    small = len(s.W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
     if not together:
         return Backend("loop", "clients step one after another", workers=workers, randomness=drawn)
     if asked == "loop" or (asked == "auto" and not small and device.type == "cpu"):
         why = "as asked" if asked == "loop" else "the model is not small"
         return Backend("loop", why, workers=workers, randomness=drawn)
-    front, back = _reasons(model, W, cuts, layout, x, autocast, device)
+    front, back = _reasons(s, autocast)
     if loss_draws:
         front = back = front or back or "the loss draws random numbers"
     if (front and back) or (asked == "auto" and (front or back)):
@@ -110,21 +99,13 @@ def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.dev
     return "own" if drawn.used or late.used else "none", late.used
 
 
-def _reasons(
-    model: nn.Module,
-    W: Vectors,
-    cuts: tuple[int, int],
-    layout: Layout,
-    x: Inputs,
-    autocast: bool,
-    device: torch.device,
-) -> tuple[str | None, str | None]:
+def _reasons(s: Subject, autocast: bool) -> tuple[str | None, str | None]:
     """Why either half cannot be stacked; with a cut that is redrawn, the whole model stands for both."""
     with OwnRandomness(), torch.no_grad():
-        if cuts[0] != cuts[1]:
-            reason = unstackable(half(model, layout.whole, device), W, x, autocast)
+        if s.redrawn:
+            reason = unstackable(s.whole(), s.W, s.x, autocast)
             return reason, reason
-        front, back = (half(model, which(cuts[0]), device) for which in (layout.client, layout.server))
-        W_c, W_s = W.split(front.sizes)
-        a = front(each(x, torch.clone), front.views(W_c.clone()))
-        return unstackable(front, W_c, x, autocast), unstackable(back, W_s, a, autocast)
+        front, back = s.front(s.cuts[0]), s.back(s.cuts[0])
+        W_c, W_s = s.W.split(front.sizes)
+        a = front(each(s.x, torch.clone), front.views(W_c.clone()))
+        return unstackable(front, W_c, s.x, autocast), unstackable(back, W_s, a, autocast)

@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cutlayer.core.group import ALONE, Team
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source
 from cutlayer.engine.metrics import Metric, Outputs, Scores, Series, score, series
-from cutlayer.nn.cut import Layout
-from cutlayer.nn.flat import Half, Vectors, Views, half
+from cutlayer.engine.subject import Subject
+from cutlayer.nn.flat import Half, Vectors, Views
 from cutlayer.nn.nested import Inputs, ordered
 
 BATCH = 512
@@ -31,25 +31,21 @@ Chain = Sequence[tuple[Half, Views, int]]
 
 
 class Evaluator:
-    """Scores weights on test sources. `cut`: where fronts of their own are joined to the server half."""
+    """Scores weights on test sources. Fronts of their own are joined to the server half at the subject's first cut."""
 
     def __init__(
         self,
-        model: nn.Module,
+        subject: Subject,
         tests: Sequence[Source],
-        loss: Callable[[Tensor, Tensor], Tensor],
-        device: torch.device,
-        layout: Layout,
-        cut: int,
         per_client: bool,
         metric: Metric | None = None,
         workers: Workers | None = None,
         team: Team = ALONE,
     ) -> None:
         self.workers, self.team = workers or Workers(), team
-        self.tests, self.loss, self.per_client, self.metric = tests, loss, per_client, metric
-        self.whole = half(model, layout.whole, device)
-        self.front, self.back = half(model, layout.client(cut), device), half(model, layout.server(cut), device)
+        self.tests, self.loss, self.per_client, self.metric = tests, subject.loss, per_client, metric
+        self.whole, cut = subject.whole(), subject.cuts[0]
+        self.front, self.back = subject.front(cut), subject.back(cut)
         for part in (self.whole, self.front, self.back):
             part.train(False)
 

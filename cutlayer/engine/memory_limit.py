@@ -1,6 +1,6 @@
 """What a round needs in memory, counted before it begins; and how many clients fit at a time.
 
-    server halves    weights, a gradient row and optimizer memory, as many as the scheme says (`halves`)
+    server halves    weights, a gradient row and optimizer memory, as many as the scheme says (`Traits.copies`)
     client halves    the same for every client of the round
     activations      what the passes under way save for their backward, measured on a few rows
     the model        the global weights, their next version, sums and gradients on their way: a handful of copies
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.core.randomness import OwnRandomness
+from cutlayer.engine.subject import Subject
 from cutlayer.errors import ContractError
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, blocks_of, in_order
+from cutlayer.nn.cut import blocks_of, in_order
 from cutlayer.nn.flat import half
 from cutlayer.nn.nested import Inputs, each, length
 from cutlayer.schemes.traits import Traits
@@ -73,11 +74,7 @@ def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.devic
 
 
 def counter(
-    model: nn.Module,
-    layout: Layout,
-    cut: int,
-    x: Inputs,
-    device: torch.device,
+    subject: Subject,
     batch: int,
     traits: Traits,
     moments: tuple[int, int],
@@ -88,6 +85,7 @@ def counter(
     """m clients -> what a round of them needs. `moments`: of either side's optimizer; `flight`: clients whose passes
     are under way at once; `attached`: each goes through both halves before the next begins; `asks`: gradients may have
     to be taken back (a joint norm), so that the ones before are kept."""
+    model, layout, cut, x, device = subject.model, subject.layout, subject.cuts[0], subject.x, subject.device
     blocks = blocks_of(model)
     front, a = saved(model, range(cut + 1), x, device)
     back, z = saved(model, layout.server(cut), a, device)

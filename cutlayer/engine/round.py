@@ -41,7 +41,7 @@ from cutlayer.optim.optimizer import rate
 from cutlayer.optim.update import buffers_of
 from cutlayer.processes.cohort import RankCohort
 from cutlayer.schemes.base import Session
-from cutlayer.schemes.server import Server
+from cutlayer.schemes.server import Compute, Opening, Rules, Server
 from cutlayer.simulation.clock import Work, server_seconds
 from cutlayer.simulation.devices import seconds_per_sample
 
@@ -120,7 +120,7 @@ class Engine:
         W_c, _ = state.W.split(s.offsets[call.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))
         sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
-        closing = Closing(s, state, n, call.cut, server, team, sizes, len(groups) > 1)
+        closing = Closing(s, state, call.cut, server, team, sizes, len(groups) > 1)
         for group in groups:
             server.place = call.rows[group[0]] if group else 0
             session = s.scheme.open(server, group)
@@ -167,17 +167,18 @@ class Engine:
     def _begin(self, server: Server, state: Global, call: Call, exchange: Exchange, everybody: Sequence[int]) -> None:
         s, n = self.setup, call.n
         W_c, W_s = state.W.split(s.offsets[call.cut])
-        server.begin(
-            n,
-            W_s,
-            rate(s.server_optimizer, n),
-            {j: s.sizes[j] for j in everybody},
-            {j: call.feeds[j].batch_size for j in everybody},
-            lambda owner: state.moments(owner, n),
-            self._shared_memory(state, len(W_c.w))[1],
-            exchange.send,
-            exchange.turn if s.layout.tail else None,
+        opening = Opening(
+            round=n,
+            start=W_s,
+            eta=rate(s.server_optimizer, n),
+            samples={j: s.sizes[j] for j in everybody},
+            batch={j: call.feeds[j].batch_size for j in everybody},
+            kept=lambda owner: state.moments(owner, n),
+            memory=self._shared_memory(state, len(W_c.w))[1],
+            send=exchange.send,
+            tail=exchange.turn if s.layout.tail else None,
         )
+        server.begin(opening)
 
     def _select(self, n: int, attempt: int, cut: int, muster: Muster, turns: Mapping[int, int]) -> list[int]:
         """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
@@ -212,22 +213,10 @@ class Engine:
     def _server_at(self, cut: int) -> Server:
         s = self.setup
         if self._server is None or self._server[0] != cut:
-            how = s.backend
-            server = Server(
-                s.back(cut),
-                s.server_optimizer,
-                s.loss,
-                s.seed,
-                s.feed.shuffle,
-                s.local,
-                s.persists,
-                s.optimizer,
-                how.workers,
-                how.size,
-                how.back is None,
-                ALONE if isinstance(s.cohort, RankCohort) else s.team,
-            )
-            self._server = cut, server
+            rules = Rules(s.server_optimizer, s.loss, s.seed, s.feed.shuffle, s.local, s.persists, s.optimizer)
+            team = ALONE if isinstance(s.cohort, RankCohort) else s.team
+            compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, team)
+            self._server = cut, Server(s.back(cut), rules, compute)
         return self._server[1]
 
     def _shared_memory(self, state: Global, at: int) -> tuple[Moments | None, Moments | None]:

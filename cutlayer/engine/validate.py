@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cutlayer.errors import ContractError, unknown
 from cutlayer.optim.local import Local, joint
 from cutlayer.optim.optimizer import Optimizer
@@ -19,17 +21,21 @@ def brought(update: Update, optimizer: Optimizer) -> Optimizer:
     return made
 
 
-def refuse_senseless(
-    scheme: Scheme,
-    local: Local | None,
-    update: Update,
-    optimizer: Optimizer,
-    server_optimizer: Optimizer,
-    protocol: str,
-    redrawn_cut: bool,
-    labels: str = "send",
-) -> None:
+@dataclass(frozen=True)
+class Parts:
+    """What a training is put together from."""
+
+    scheme: Scheme
+    local: Local | None
+    update: Update
+    optimizer: Optimizer
+    server_optimizer: Optimizer
+
+
+def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str = "send") -> None:
     """Raise where the parts contradict each other."""
+    scheme, local, update = parts.scheme, parts.local, parts.update
+    optimizer, server_optimizer = parts.optimizer, parts.server_optimizer
     if local is not None:
         _local(scheme, local, (optimizer, server_optimizer))
     if buffers_of(update) == "average":

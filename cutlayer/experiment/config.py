@@ -163,19 +163,18 @@ class Config(BaseModel):
     def _sensible(self) -> Config:
         if (self.data is None) == (self.task == OWN):
             raise ContractError(f"task = {self.task!r}, data = {self.data!r}: expected a named task, or data alone")
-        from cutlayer.engine.validate import brought, refuse_senseless  # here: it loads torch
+        from cutlayer.engine.validate import Parts, brought, refuse_senseless  # here: it loads torch
 
         update, optimizer = self.part("update"), self.part("optimizer")
-        refuse_senseless(
+        parts = Parts(
             self.part("scheme"),
             self.part("local"),
             update,
             brought(update, optimizer),
             brought(update, self.part("server_optimizer") or optimizer),
-            self.protocol,
-            not isinstance(self.cut, int) and self.cut[0] != self.cut[1],
-            self.labels,
         )
+        redrawn = not isinstance(self.cut, int) and self.cut[0] != self.cut[1]
+        refuse_senseless(parts, self.protocol, redrawn, self.labels)
         return self
 
     def part(self, field: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -13,28 +14,29 @@ from cutlayer.optim.memory import Memory, runs
 from cutlayer.optim.optimizer import Optimizer
 
 
-def descend(
-    workers: Workers,
-    rule: Local | None,
-    optimizer: Optimizer,
-    rows: Rows,
-    memory: Memory,
-    which: Sequence[int],
-    w0: Tensor,
-    eta: float,
-) -> None:
-    """Step these rows, each with its gradient row. `w0`: the weights the round began with.
+@dataclass(frozen=True)
+class Step:
+    """How rows step. `w0`: the weights that the round began with."""
 
-    A rule that clips needs the norm of the whole regularised gradient: there `clipped` has regularised it already.
+    local: Local | None
+    optimizer: Optimizer
+    w0: Tensor
+    eta: float
+
+
+def optimizer_step(workers: Workers, how: Step, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
+    """Step these rows, each with its gradient row.
+
+    A rule that clips needs the norm of the whole regularised gradient, so there the gradient is regularised already.
     """
-    done = clips(rule)
+    done = clips(how.local)
     for some, t in list(runs(which, memory.t)):
 
         def visit(at: slice, some: slice = some, t: int = t) -> None:
             w, g = rows.w[some, at], rows.g[some, at]
             if not done:
-                regularise(rule, optimizer, g, w, w0[at])
-            optimizer.update(w, g, [m[some, at] for m in memory.moments], eta, t + 1)
+                regularise(how.local, how.optimizer, g, w, how.w0[at])
+            how.optimizer.update(w, g, [m[some, at] for m in memory.moments], how.eta, t + 1)
 
         workers.sweep(rows.w.shape[1], visit)
     for row in which:

@@ -31,7 +31,8 @@ from cutlayer.optim.optimizer import Optimizer
 from cutlayer.registry import SCHEMES
 from cutlayer.schemes.autograd import Message
 from cutlayer.schemes.base import Server, Session
-from cutlayer.schemes.server import TRAINED
+from cutlayer.schemes.momentum import FusedMomentum
+from cutlayer.schemes.server import TRAINED, Opening, Rules
 
 STEPS = 3  # of every client: the first allocates, the others are measured
 FEATURES, CLASSES = 64, 10
@@ -86,9 +87,9 @@ def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 25
         blocks = list(mlp((FEATURES,), CLASSES, width, depth))[1:]
     with torch.no_grad():
         half = Half(blocks, cpu, style=Style("none"))
-        server = Traced(half, optimizer, functional.cross_entropy, 0, True)
+        server = Traced(half, Rules(optimizer, functional.cross_entropy, 0))
         clients = list(range(m))
-        server.begin(1, half.read(), 0.01, dict.fromkeys(clients, 100), dict.fromkeys(clients, batch))
+        server.begin(Opening(1, half.read(), 0.01, dict.fromkeys(clients, 100), dict.fromkeys(clients, batch)))
         session = scheme.open(server, clients)
         chain, began, sent = 0, 0.0, 0
         for k in range(STEPS):
@@ -124,7 +125,7 @@ def retained(session: Session) -> int:
             todo += item.values()
         elif isinstance(item, list | tuple):
             todo += item
-        elif isinstance(item, Rows | Memory) or (hasattr(item, "step") and not isinstance(item, Server)):
+        elif isinstance(item, Rows | Memory | FusedMomentum) or (hasattr(item, "step") and not isinstance(item, Server)):
             todo += [value for value in vars(item).values() if not isinstance(value, Half | Server)]
     return sum(seen.values())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -19,64 +19,81 @@ from cutlayer.nn.flat import Half, Rows, Vectors
 from cutlayer.optim.local import Local, clip, clips, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.optimizer import Optimizer
-from cutlayer.optim.step import descend
+from cutlayer.optim.step import Step, optimizer_step
 from cutlayer.schemes import u_shape
 from cutlayer.schemes.autograd import Loss, Message, Passes
-from cutlayer.schemes.u_shape import Turn
+from cutlayer.schemes.u_shape import TailStep
 
 Send = Callable[[Sequence[CutGrad]], Mapping[int, Tensor]]
 TRAINED, LOOKED = 3, 2  # forwards that a sample costs: forward 1, backward 2 (1 where only the input's is wanted)
 
 
+@dataclass(frozen=True)
+class Rules:
+    """How the server half is trained. `persists`: optimizer memory lives on between rounds."""
+
+    optimizer: Optimizer
+    loss: Loss
+    seed: int
+    shuffle: bool = True
+    local: Local | None = None
+    persists: bool = False
+    client_optimizer: Optimizer | None = None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What there is to compute with: threads, rows in one graph (`stacks`: whether vmap can do that), processes."""
+
+    workers: Workers = field(default_factory=Workers)
+    size: int = 1
+    stacks: bool = True
+    team: Team = ALONE
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a round begins with.
+
+    start     W_s                               kept      owner -> memory kept from earlier rounds
+    eta       the learning rate                 memory    what everybody starts with instead
+    samples   |D_j| of each client              send      gradients to the clients before the step is over, and their
+    batch     the batch size of each                      squared norms back
+                                                tail      where labels stay with the clients: features to them, and
+                                                          gradients back
+    """
+
+    round: int
+    start: Vectors
+    eta: float
+    samples: Mapping[int, int]
+    batch: Mapping[int, int]
+    kept: Callable[[Owner], Moments | None] = lambda owner: None
+    memory: Moments | None = None
+    send: Send = lambda replies: {}
+    tail: TailStep | None = None
+
+
 class Server:
     """Buffers are allocated once and used again every round; what a round changes is in `begin`."""
 
-    def __init__(
-        self,
-        half: Half,
-        optimizer: Optimizer,
-        loss: Loss,
-        seed: int,
-        shuffle: bool,
-        local: Local | None = None,
-        persists: bool = False,
-        client_optimizer: Optimizer | None = None,
-        workers: Workers | None = None,
-        size: int = 1,
-        stacks: bool = True,
-        team: Team = ALONE,
-    ) -> None:
-        self.half, self.optimizer, self.seed, self.shuffle = half, optimizer, seed, shuffle
-        self.workers, self.team = workers or Workers(), team
-        self.passes = Passes(half, loss, seed, self.workers, size, stacks)
-        self.local, self.persists, self.client_optimizer = local, persists, client_optimizer or optimizer
+    def __init__(self, half: Half, rules: Rules, compute: Compute = Compute()) -> None:
+        self.half, self.rules = half, rules
+        self.optimizer, self.seed, self.shuffle = rules.optimizer, rules.seed, rules.shuffle
+        self.local, self.persists = rules.local, rules.persists
+        self.client_optimizer = rules.client_optimizer or rules.optimizer
+        self.workers, self.team = compute.workers, compute.team
+        self.passes = Passes(half, rules.loss, rules.seed, compute.workers, compute.size, compute.stacks)
         self._rows: Rows | None = None
         self._history = False
         self._memory: Memory | None = None
         self._left: dict[int, Tensor] = {}  # row -> the first moment that was handed out for it, and is still in it
 
-    def begin(
-        self,
-        round: int,
-        start: Vectors,
-        eta: float,
-        samples: Mapping[int, int],
-        batch: Mapping[int, int],
-        kept: Callable[[Owner], Moments | None] = lambda owner: None,
-        memory: Moments | None = None,
-        send: Send = lambda replies: {},
-        turn: Turn | None = None,
-        place: int = 0,
-    ) -> None:
-        """A new round: W_s, the learning rate, |D_j| and the batch size of each client.
-
-        `kept(owner)`: memory kept from earlier rounds; `memory`: what everybody starts with instead;
-        `send`: gradients to the clients before the step is over, their squared norms back; `turn`: where labels stay
-        with the clients, features to them and gradients back; `place`: that of this process's first client.
-        """
-        self.place = place
-        self.round, self.start, self.eta, self.samples, self.batch = round, start, eta, samples, batch
-        self._kept, self._start_memory, self._send, self._turn = kept, memory, send, turn
+    def begin(self, opening: Opening, place: int = 0) -> None:
+        """A new round; `place`: that of this process's first client."""
+        self.opening, self.place = opening, place
+        self.round, self.start, self.eta = opening.round, opening.start, opening.eta
+        self.samples, self.batch = opening.samples, opening.batch
         self._owners: list[Owner] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
         self._before: dict[int, Tensor] = {}  # client -> what lay in its row before, where that is history
@@ -103,7 +120,7 @@ class Server:
         lives_on = self.persists if persists is None else persists
         self._owners = list(owners) if lives_on else []
         for r, owner in enumerate(owners):
-            found = self._start_memory or (self._kept(owner) if lives_on else None)
+            found = self.opening.memory or (self.opening.kept(owner) if lives_on else None)
             if found is None:
                 self._memory.reset(r)
             elif self._left.get(r) is not found.m[0]:  # what lies in the row since the last round need not be copied
@@ -120,10 +137,10 @@ class Server:
         rows.g, dL/dA_j out (None where it has flowed on into the client's half already)."""
         if self._history and joint(self.local):  # the joint norm can cancel a step, so keep the previous gradient
             self._before = {s.address.client: rows.g[row[s.address.client]].clone() for s in smashed}
-        if self._turn is None:
+        if self.opening.tail is None:
             replies = self.passes.backward(rows, row, smashed)
         else:
-            replies = u_shape.backward(self.passes, self._turn, rows, row, cast(Sequence[Smashed], smashed))
+            replies = u_shape.backward(self.passes, self.opening.tail, rows, row, cast(Sequence[Smashed], smashed))
             heard = {reply.address.client for reply in replies}
             smashed = [s for s in smashed if s.address.client in heard]
         self.work += TRAINED * sum(s.samples for s in smashed)
@@ -140,8 +157,8 @@ class Server:
     def merged(self, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]) -> list[CutGrad]:
         """One batch of all clients' rows: g of its mean loss into rows.g[row]. Each client gets its share of the
         gradient at the cut, times all rows over its own."""
-        if self._turn is not None:
-            replies = u_shape.merged(self.passes, self._turn, rows, row, where, smashed)
+        if self.opening.tail is not None:
+            replies = u_shape.merged(self.passes, self.opening.tail, rows, row, where, smashed)
             if not replies:
                 return []
             self.work += TRAINED * sum(s.samples for s in smashed)
@@ -184,7 +201,7 @@ class Server:
 
     def step(self, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
         """The optimizer's step of these rows, each with its gradient, weight decay and local rule included."""
-        descend(self.workers, self.local, self.optimizer, rows, memory, which, self.start.w, self.eta)
+        optimizer_step(self.workers, Step(self.local, self.optimizer, self.start.w, self.eta), rows, memory, which)
 
     def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         """The gradients at the cut alone: the server's weights are frozen."""
@@ -197,7 +214,7 @@ class Server:
         rule = self.local
         if rule is None or not joint(rule):
             return list(replies)
-        squares = self._send(replies)
+        squares = self.opening.send(replies)
         answered = [reply for reply in replies if reply.address.client in squares]
         for reply in answered:
             j = reply.address.client
@@ -216,7 +233,7 @@ class Server:
 
     def end(self) -> None:
         """Let go of the round before."""
-        self._kept = lambda owner: None
+        self.opening = replace(self.opening, kept=lambda owner: None, memory=None)
 
     def moments(self, row: int) -> Moments:
         """The optimizer's memory in one row."""

@@ -15,7 +15,7 @@ from cutlayer.clients.messages import Address, CutGrad, Features, Smashed
 from cutlayer.nn.flat import Rows, Views, differentiate
 from cutlayer.schemes.autograd import Passes, inputs_of
 
-Turn = Callable[[Sequence[Features]], Mapping[int, Tensor]]
+TailStep = Callable[[Sequence[Features]], Mapping[int, Tensor]]
 
 
 @dataclass
@@ -34,13 +34,13 @@ class Under:
 
 
 def backward(
-    passes: Passes, turn: Turn, rows: Rows, row: Mapping[int, int], smashed: Sequence[Smashed]
+    passes: Passes, tail: TailStep, rows: Rows, row: Mapping[int, int], smashed: Sequence[Smashed]
 ) -> list[CutGrad]:
     """g_j of every client that answered into its row; dL/dA_j back."""
     which, groups = passes.grouped(rows, row, smashed)
     under = passes.workers.map(lambda g: _forward(passes, rows, [which[i] for i in g], [smashed[i] for i in g]), groups)
     out = [Features(s.address, z) for u in under for s, z in zip(u.smashed, u.each(), strict=True)]
-    dZ = turn(sorted(out, key=lambda features: [s.address for s in smashed].index(features.address)))
+    dZ = tail(sorted(out, key=lambda features: [s.address for s in smashed].index(features.address)))
     done: dict[int, CutGrad] = {}
     for replies in passes.workers.map(lambda u: _backward(rows, u, dZ), under):
         done |= {reply.address.client: reply for reply in replies}
@@ -70,7 +70,7 @@ def _backward(rows: Rows, u: Under, dZ: Mapping[int, Tensor]) -> list[CutGrad]:
 
 
 def merged(
-    passes: Passes, turn: Turn, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]
+    passes: Passes, tail: TailStep, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]
 ) -> list[CutGrad]:
     """The gradient of the mean loss over the samples of all who answered into a row; at the cut, each client's share of
     it, times all samples over its own."""
@@ -79,7 +79,7 @@ def merged(
     with torch.enable_grad():
         z = passes.forward(rows, row, where, leaf)
     parts = torch.split(z.detach(), d)
-    dZ = turn([Features(s.address, part) for s, part in zip(smashed, parts, strict=True)])
+    dZ = tail([Features(s.address, part) for s, part in zip(smashed, parts, strict=True)])
     heard = [s.samples for s in smashed if s.address.client in dZ]
     if not heard:
         return []

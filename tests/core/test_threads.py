@@ -24,7 +24,7 @@ from cutlayer.optim.averaging import average, drift
 from cutlayer.optim.local import fedprox_fednar
 from cutlayer.optim.memory import Memory, runs
 from cutlayer.optim.optimizer import LinearMoments, OneMoment, Optimizer
-from cutlayer.optim.step import descend
+from cutlayer.optim.step import Step, optimizer_step
 
 R = TypeVar("R")
 CPU = torch.device("cpu")
@@ -208,7 +208,7 @@ def test_rows_that_step_together_step_as_each_would_alone(
     memory.t = list(counts)
     w, g, moments = rows.w.clone(), rows.g.clone(), [m.clone() for m in memory.moments]
     w0 = torch.randn(rows.w.shape[1], dtype=torch.float64)
-    descend(Workers(threads), rule, optimizer, rows, memory, which, w0, 0.07)
+    optimizer_step(Workers(threads), Step(rule, optimizer, w0, 0.07), rows, memory, which)
     for j in range(8):
         if j in which:
             if rule is not None:
@@ -226,7 +226,7 @@ def test_a_gradient_that_was_clipped_is_not_regularised_again() -> None:
     for rule, again in ((fedprox_fednar(0.3, 1.0), False), (fedprox_fednar(0.3, math.inf), True)):
         rows = linear(4, 2)
         w, g, w0 = rows.w.clone(), rows.g.clone(), torch.zeros(rows.w.shape[1], dtype=torch.float64)
-        descend(Workers(), rule, optimizer, rows, Memory(optimizer, rows.w), [0, 1], w0, 0.1)
+        optimizer_step(Workers(), Step(rule, optimizer, w0, 0.1), rows, Memory(optimizer, rows.w), [0, 1])
         torch.testing.assert_close(rows.w, w - 0.1 * (g + 0.8 * w if again else g), rtol=1e-13, atol=1e-13)
 
 

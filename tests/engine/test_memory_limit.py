@@ -20,7 +20,7 @@ from cutlayer.core import threads
 from cutlayer.engine import backend, memory_limit
 from cutlayer.engine.memory_limit import MIB, Need
 from cutlayer.registry import SCHEMES
-from cutlayer.schemes import Scheme
+from cutlayer.schemes import Scheme, Server
 from tests.clients.faulty import Fault, FaultyCohort
 
 Batch = tuple[Tensor, Tensor]
@@ -332,7 +332,15 @@ def test_stacks_hold_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_joint_norm_keeps_the_gradients_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... from a step's backward pass until its clients have agreed to it."""
     rule = cl.FedNAR(max_norm=0.5, norm="joint")
+    real = Server.agreed
+
+    def watched(self: Server, replies: Any) -> Any:
+        WALK[0].look()
+        return real(self, replies)
+
+    monkeypatch.setattr(Server, "agreed", watched)
     found, said = allocated(monkeypatch, WatchedSGD(lr=0.01), scheme="smofi", local=rule)
     counts = [counted(monkeypatch, make=back_heavy, sizes=STEPS, scheme="smofi", local=one)(3) for one in (None, rule)]
     d_s = 4 * sum(p.numel() for p in back_heavy()[1].parameters())

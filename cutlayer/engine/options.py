@@ -1,0 +1,98 @@
+"""What `train` is asked for: the options as one value, and the parts they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cutlayer.engine.metrics import Metric
+from cutlayer.engine.validate import PROTOCOLS, Parts, brought
+from cutlayer.errors import expect, is_number, is_whole, unknown
+from cutlayer.nn.cut import Cut
+from cutlayer.optim.local import Local, combined
+from cutlayer.optim.optimizer import Optimizer
+from cutlayer.optim.update import FedAvg, Update
+from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES, build
+from cutlayer.schemes.base import Scheme
+from cutlayer.simulation.clock import Clock
+from cutlayer.simulation.devices import Device
+
+OPTIMIZER = ("lr", "decay", "moments", "remembers", "regularise", "update")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that `train` takes besides model, clients and test rows; its docstring says what each means."""
+
+    cut: Cut
+    scheme: str | Scheme
+    local: str | Local | Sequence[str | Local] | None
+    update: str | Update | None
+    optimizer: str | Optimizer
+    server_optimizer: str | Optimizer | None
+    rounds: int
+    participation: float | int
+    batch_size: int
+    local_epochs: int
+    local_steps: int | None
+    protocol: str
+    last_batch: Literal["drop", "keep"]
+    small_client: Literal["skip", "one_batch"] | None
+    labels: str
+    noise: float
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metric: Metric | None
+    profile: str | Sequence[Device | tuple[float, float]] | None
+    clock: Clock
+    evaluate_every: int
+    kept_memory: float | None
+    seed: int
+    shuffle: bool
+    backend: str
+    threads: int | None
+    ranks: Literal["ordered", "fast"] | None
+    memory_limit: float | None
+    autocast: Literal["bfloat16"] | None
+    device: str | torch.device
+    target: float | None
+    progress: bool
+
+    @property
+    def persists(self) -> bool:
+        """Whether optimizer memory and positions in the data live on between rounds."""
+        return self.protocol == "cyclesl"
+
+    def check(self, test: Any) -> None:
+        """Refuse plain numbers that cannot be."""
+        auto = self.autocast in (None, "bfloat16")
+        expect(auto, "autocast", self.autocast, "'bfloat16', or None (float16 needs scaled losses)")
+        whole = "a whole number, at least 1"
+        expect(is_whole(self.rounds) and self.rounds >= 1, "rounds", self.rounds, whole)
+        some = is_whole(self.evaluate_every) and self.evaluate_every >= 1
+        expect(some, "evaluate_every", self.evaluate_every, whole)
+        expect(is_whole(self.seed), "seed", self.seed, "a whole number")
+        target, noise, limit, kept = self.target, self.noise, self.memory_limit, self.kept_memory
+        expect(target is None or (is_number(target) and 0 < target <= 1), "target", target, "an accuracy in (0, 1]")
+        expect(target is None or test is not None, "target", target, "a test set to reach it on")
+        expect(is_number(noise) and noise >= 0, "noise", noise, "a finite number, at least 0")
+        expect(limit is None or (is_number(limit) and limit > 0), "memory_limit", limit, "MiB above 0, or None")
+        some = kept is None or (is_number(kept) and kept >= 0)
+        expect(some, "kept_memory", kept, "megabytes, at least 0, or None")
+        if self.protocol not in PROTOCOLS:
+            raise unknown("protocol", self.protocol, PROTOCOLS)
+
+    def parts(self) -> Parts:
+        """The parts by name or as objects, each what it should be; an update may bring its own local step with it."""
+        for field, given in (("scheme", self.scheme), ("optimizer", self.optimizer)):
+            expect(given is not None, field, None, "a name or an object")
+        scheme: Scheme = build("scheme", SCHEMES, self.scheme, ("traits", "open"))
+        rules = self.local if isinstance(self.local, tuple | list) else () if self.local is None else (self.local,)
+        local = combined([build("local", LOCALS, rule, ("pull", "max_norm", "norm")) for rule in rules])
+        update: Update = FedAvg() if self.update is None else build("update", UPDATES, self.update, ("__call__",))
+        optimizer: Optimizer = build("optimizer", OPTIMIZERS, self.optimizer, OPTIMIZER)
+        server: Optimizer = build("server_optimizer", OPTIMIZERS, self.server_optimizer, OPTIMIZER) or optimizer
+        return Parts(scheme, local, update, brought(update, optimizer), brought(update, server))

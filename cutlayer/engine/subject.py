@@ -1,0 +1,46 @@
+"""What is trained, as the engine looks at it before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cutlayer.clients.messages import Loss
+from cutlayer.nn.cut import Layout
+from cutlayer.nn.flat import Half, Style, Vectors, half
+from cutlayer.nn.nested import Inputs
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, where it is cut, the loss, and a few rows to try them on. `W`: its weights at the start."""
+
+    model: nn.Module
+    layout: Layout
+    cuts: tuple[int, int]
+    loss: Loss
+    device: torch.device
+    W: Vectors
+    offsets: Sequence[tuple[int, int, int]]  # where the client's part of the flat vectors ends, for each cut
+    x: Inputs
+    y: Tensor
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether the cut is drawn anew every round."""
+        return self.cuts[0] != self.cuts[1]
+
+    def front(self, cut: int, style: Style | None = None) -> Half:
+        """The client's blocks."""
+        return half(self.model, self.layout.client(cut), self.device, style)
+
+    def back(self, cut: int, style: Style | None = None) -> Half:
+        """The server's blocks."""
+        return half(self.model, self.layout.server(cut), self.device, style)
+
+    def whole(self) -> Half:
+        """All blocks."""
+        return half(self.model, self.layout.whole, self.device)
