@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cutlayer.engine.train import rounds, train
     from cutlayer.errors import (
         AuthError,
+        ClientError,
         ContractError,
         CutlayerError,
         Diverged,
@@ -45,7 +46,7 @@ _HOMES = {
     "engine.records": "Round",
     "engine.run": "Result Run",
     "engine.train": "rounds train",
-    "errors": "AuthError ContractError CutlayerError Diverged RoundAbandoned StoreError TransportError",
+    "errors": "AuthError ClientError ContractError CutlayerError Diverged RoundAbandoned StoreError TransportError",
     "experiment.experiment": "load",
     "network.api": "join serve",
     "network.protocol.settings": "Limits Net",
@@ -76,6 +77,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "AuthError",
+    "ClientError",
     "Clock",
     "ContractError",
     "CutlayerError",

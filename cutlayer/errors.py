@@ -2,6 +2,7 @@
 
 CutlayerError
 ├── AuthError        the other end of a connection is not who it should be, or does not believe us
+├── ClientError      a client's model, loss or data raised an error; it names round, client and step
 ├── ContractError    an argument, a model, data or a message is not what was agreed (a ValueError too)
 │   └── FrameError   bytes from another machine are not what was agreed
 ├── Diverged         the loss or the weights are no longer finite
@@ -31,6 +32,10 @@ class ContractError(CutlayerError, ValueError):
 
 class FrameError(ContractError):
     """Bytes from another machine that are not what they should be: nothing of them has been used."""
+
+
+class ClientError(CutlayerError):
+    """What a client computes with failed: a model's block, a loss, a data set. The cause is the error it raised."""
 
 
 class AuthError(CutlayerError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,11 +26,15 @@ from cutlayer.core.randomness import address, forward_randomness, rng
 from cutlayer.core.threads import Workers
 from cutlayer.data.schedule import Indices
 from cutlayer.data.source import Source
+from cutlayer.errors import ClientError, CutlayerError
 from cutlayer.nn.flat import Rows, differentiate
 from cutlayer.nn.nested import Inputs, ordered
 from cutlayer.optim.local import clip, clips, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.step import Step, optimizer_step
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass
@@ -39,6 +44,30 @@ class Seat:
     rows: Rows
     memory: Memory
     index: int
+
+
+def naming(work: Callable[P, R]) -> Callable[P, R]:
+    """Whatever goes wrong in a client's computation names the client, its round and its step."""
+
+    @functools.wraps(work)
+    def named(*given: P.args, **more: P.kwargs) -> R:
+        try:
+            return work(*given, **more)
+        except Exception as error:
+            client = given[0]
+            assert isinstance(client, Client)
+            raise failed([client.here()], error) from error
+
+    return named
+
+
+def failed(where: Sequence[Address], error: Exception) -> CutlayerError:
+    """The error of one client's step, or of several in one graph: of the same kind if it is ours, or a ClientError."""
+    clients = ", ".join(str(at.client) for at in where)
+    at = f"round {where[0].round}, client{'s' if len(where) > 1 else ''} {clients}, step {where[0].step}"
+    if isinstance(error, CutlayerError):
+        return type(error)(f"{at}: {error}")
+    return ClientError(f"{at}: {type(error).__name__}: {error}")
 
 
 class Client:
@@ -95,6 +124,7 @@ class Client:
         x, y = self.source.take(rows, device, draw)
         return ordered(x, self.seat.rows.half.images), y
 
+    @naming
     def live(self) -> Live:
         """The next step's smashed data with their graph."""
         x, y = self.batch()
@@ -115,6 +145,7 @@ class Client:
         self._y = y
         return Smashed(self.here(), a, y if self.plan.loss is None else None)
 
+    @naming
     def turn(self, features: Features) -> FeatureGrad | None:
         """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
         plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
@@ -129,6 +160,7 @@ class Client:
             (grad,) = differentiate(loss, [rows.leaves(j, 1)], inputs=[z])
         return FeatureGrad(where, grad)
 
+    @naming
     def backward(self, reply: CutGrad) -> Square | None:
         """Go on from the gradient at the cut: the front's gradient, and its own optimizer's step.
 

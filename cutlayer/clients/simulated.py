@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cutlayer.clients.client import Client, Seat
+from cutlayer.clients.client import Client, Seat, failed
 from cutlayer.clients.messages import (
     Attached,
     CutGrad,
@@ -106,6 +106,12 @@ class LocalCohort:
         return live
 
     def _stacked(self, clients: Sequence[Client]) -> Live:
+        try:
+            return self._in_one_graph(clients)
+        except Exception as error:
+            raise failed([client.here() for client in clients], error) from error
+
+    def _in_one_graph(self, clients: Sequence[Client]) -> Live:
         x, y = self._batches(clients)
         stack = self._stacks.of([client.seat.index for client in clients])
         with torch.enable_grad():

@@ -36,6 +36,7 @@ from cutlayer.schemes.server import TRAINED, Opening, Rules
 
 STEPS = 3  # of every client: the first allocates, the others are measured
 FEATURES, CLASSES = 64, 10
+HOLDERS = (Rows, Memory, FusedMomentum)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def retained(session: Session) -> int:
             todo += item.values()
         elif isinstance(item, list | tuple):
             todo += item
-        elif isinstance(item, Rows | Memory | FusedMomentum) or (hasattr(item, "step") and not isinstance(item, Server)):
+        elif isinstance(item, HOLDERS) or (hasattr(item, "step") and not isinstance(item, Server)):
             todo += [value for value in vars(item).values() if not isinstance(value, Half | Server)]
     return sum(seen.values())
 

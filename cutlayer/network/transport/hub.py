@@ -33,6 +33,7 @@ GREETING = 2**16  # bytes of a frame before a client is known
 PATIENCE = 20.0  # seconds for a greeting
 HANDSHAKE = 10.0  # seconds for everything before it
 IDLE = 60.0  # seconds that a connection may be there without a stream
+LEAVING = 2.0  # seconds for what is under way to end, once the server has
 VISITS, MINUTE = 30, 60.0  # so many streams of one client in so many seconds
 NAMES = 10_000  # clients whose visits are counted
 OPTIONS = [
@@ -207,6 +208,9 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._ready.put(None)
         await self._server.wait_for_termination()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        if rest:  # gRPC's own, which end by themselves; one that is cancelled instead prints a traceback
+            await asyncio.wait(rest, timeout=LEAVING)
 
     async def _stream(self, _: Any, context: Any) -> None:
         """One client, as long as it stays."""
