@@ -38,12 +38,12 @@ NETWORK = ("frames", "trip", "crowd")
 
 def add(commands: Any) -> None:
     command = commands.add_parser("bench", help="how fast clients are simulated on this machine", description=ABOUT)
-    command.add_argument("--quick", action="store_true", help="smaller rounds, fewer turns: under a minute")
+    command.add_argument("--quick", action="store_true", help="smaller rounds, fewer participations: under a minute")
     command.add_argument("--only", nargs="+", metavar="SECTION", help=f"some of: {', '.join((*SECTIONS, *NETWORK))}")
     command.add_argument("--net", action="store_true", help="measure the network instead")
     command.add_argument(
         "--models", nargs="+", metavar="NAME", help="for throughput: some of its models (a wrong name lists them)"
     )
-    command.add_argument("--repeats", type=int, metavar="N", help="turns (default: 7; quick: 1)")
+    command.add_argument("--repeats", type=int, metavar="N", help="participations (default: 7; quick: 1)")
     add_json(command, "the figures")
     command.set_defaults(run=later("bench"))

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Round]:
     """The rounds of a run, shown as they come."""
-    plain, view = Plain(quiet), View(experiment, service)
+    plain, view = Plain(quiet), LiveView(experiment, service)
     if quiet or not console.is_terminal:
         for record in _logged(experiment, service):
             plain.say(view.line())
@@ -50,7 +50,7 @@ def _logged(experiment: Experiment, service: Service) -> Iterator[Round]:
         yield record
 
 
-class View:
+class LiveView:
     """What to show now."""
 
     def __init__(self, experiment: Experiment, service: Service) -> None:

@@ -93,13 +93,13 @@ class Client:
         else:
             seat.memory.reset(seat.index)
         self.position = own.position
-        self._batches: Iterator[Indices] = plan.feed.batches(
+        self._batches: Iterator[Indices] = plan.schedule.batches(
             len(self.source), plan.address.round, self.id, own.position
         )
         self._next: Indices | None = None
         self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
         self.waits = False  # for that gradient
-        self.turned = False  # where labels stay: this step has been through the last block
+        self.tail_done = False  # where labels stay: this step has been through the last block
 
     @property
     def how(self) -> Step:
@@ -114,13 +114,13 @@ class Client:
 
     def begin(self) -> None:
         """The next step is under way."""
-        self._next, self.waits, self.turned = None, True, False
+        self._next, self.waits, self.tail_done = None, True, False
 
     def batch(self) -> tuple[Inputs, Tensor]:
         """The samples of the next step, which is now under way."""
         plan, device, rows = self.plan, self.seat.rows.half.device, self.next()
         self.begin()
-        draw = functools.partial(rng, plan.feed.seed, plan.address.round, self.id, f"augment/{self.taken}")
+        draw = functools.partial(rng, plan.schedule.seed, plan.address.round, self.id, f"augment/{self.taken}")
         x, y = self.source.take(rows, device, draw)
         return ordered(x, self.seat.rows.half.images), y
 
@@ -129,7 +129,7 @@ class Client:
         """The next step's smashed data with their graph."""
         x, y = self.batch()
         rows, where = self.seat.rows, self.here()
-        seed, drawn = self.plan.feed.seed, rows.half.style.randomness
+        seed, drawn = self.plan.schedule.seed, rows.half.style.randomness
         with torch.enable_grad():
             with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
                 a = rows.forward(self.seat.index, x)
@@ -141,21 +141,21 @@ class Client:
         return self.sent(self._a.detach(), y)
 
     def sent(self, a: Tensor, y: Tensor) -> Smashed:
-        """Labels travel with the smashed data, or stay for `turn`."""
+        """Labels travel with the smashed data, or stay for `tail_step`."""
         self._y = y
         return Smashed(self.here(), a, y if self.plan.loss is None else None)
 
     @naming
-    def turn(self, features: Features) -> FeatureGrad | None:
+    def tail_step(self, features: Features) -> FeatureGrad | None:
         """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
         plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
-        if plan.loss is None or not self.waits or self.turned or features.address != where:
+        if plan.loss is None or not self.waits or self.tail_done or features.address != where:
             return None
-        self.turned = True
+        self.tail_done = True
         z = features.z.detach().to(rows.half.device).requires_grad_()
         drawn = rows.half.style.randomness
         with torch.enable_grad():
-            with forward_randomness(drawn, plan.feed.seed, where.round, self.id, where.step, "last"):
+            with forward_randomness(drawn, plan.schedule.seed, where.round, self.id, where.step, "last"):
                 loss = plan.loss(rows.forward(j, z.clone(), stage=1), self._y)
             (grad,) = differentiate(loss, [rows.leaves(j, 1)], inputs=[z])
         return FeatureGrad(where, grad)
@@ -177,7 +177,7 @@ class Client:
             self.tried += 1
             whole = own if reply.square is None else own + reply.square.to(own.device)
             self.clipped = self.clipped + clip(plan.local, g, whole)
-        optimizer_step(ALONE, self.how, seat.rows, seat.memory, [seat.index])
+        optimizer_step(ONE_THREAD, self.how, seat.rows, seat.memory, [seat.index])
         self.stepped()
         return Square(reply.address, own) if joint(plan.local) else None
 
@@ -231,7 +231,7 @@ class Client:
             return a
         generator = torch.Generator()
         use = f"noise/{self.taken}"
-        generator.manual_seed(address(self.plan.feed.seed, self.plan.address.round, self.id, use))
+        generator.manual_seed(address(self.plan.schedule.seed, self.plan.address.round, self.id, use))
         z = torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a.device)
         rms = a.detach().flatten(1).square().mean(dim=1).sqrt()
         return a + self.plan.noise * rms.reshape(-1, *[1] * (a.ndim - 1)) * z
@@ -240,4 +240,4 @@ class Client:
         return Address(self.plan.address.round, self.id, self.taken, self.plan.address.attempt)
 
 
-ALONE = Workers()
+ONE_THREAD = Workers()

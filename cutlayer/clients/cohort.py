@@ -19,7 +19,7 @@ class Cohort(Protocol):
     def gather(self, wave: Wave) -> Sequence[Smashed | Attached]:
         """One step forward of each client of the wave."""
 
-    def turn(self, features: Sequence[Features]) -> Sequence[FeatureGrad]:
+    def tail_step(self, features: Sequence[Features]) -> Sequence[FeatureGrad]:
         """Through the clients' last blocks and back, where labels stay with them."""
 
     def scatter(self, replies: Sequence[CutGrad]) -> Sequence[Square]:

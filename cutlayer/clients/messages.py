@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from cutlayer.clients.state import NOTHING, ClientState
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.nn.flat import Vectors, Views
 from cutlayer.optim.local import Local
 from cutlayer.optim.memory import Moments
@@ -50,7 +50,7 @@ class Plan:
     address: Address
     cut: int
     start: Vectors | None  # W_c^{n-1}; None: the half the client kept
-    feed: Feed
+    schedule: BatchSchedule
     optimizer: Optimizer
     eta: float
     local: Local | None = None

@@ -10,9 +10,9 @@ from cutlayer.clients.cohort import Cohort
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """`look`: rows like theirs, to try the model on; `sizes`: how many they have, also those who come later."""
+class RemoteClients:
+    """`example`: rows like theirs, to try the model on; `sizes`: how many they have, also those who come later."""
 
-    look: Any
+    example: Any
     sizes: Sequence[int]
     cohort: Cohort

@@ -132,8 +132,8 @@ class LocalCohort:
         each = [client.batch() for client in clients]
         return ordered(stacked([x for x, _ in each]), False), torch.stack([y for _, y in each])
 
-    def turn(self, features: Sequence[Features]) -> list[FeatureGrad]:
-        answers = self.workers.map(lambda f: self.clients[f.address.client].turn(f), features)
+    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
+        answers = self.workers.map(lambda f: self.clients[f.address.client].tail_step(f), features)
         return [answer for answer in answers if answer is not None]
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:

@@ -18,12 +18,12 @@ Order = Literal["together", "by_epoch", "one_by_one"]
 class Wave:
     """Clients that step together, in turn; `epoch` is the local epoch where the order has barriers, else 0.
 
-    `elsewhere`: those that take this step in another process of the run.
+    `on_other_ranks`: those that take this step in another process of the run.
     """
 
     clients: tuple[int, ...]
     epoch: int = 0
-    elsewhere: tuple[int, ...] = ()
+    on_other_ranks: tuple[int, ...] = ()
 
 
 def waves(order: Order, epochs: Mapping[int, list[int]]) -> Iterator[Wave]:

@@ -19,7 +19,7 @@ def at_once() -> None:
     """Nothing to wait for."""
 
 
-class Team:
+class ProcessGroup:
     """One process: every share is the whole, every sum its own."""
 
     rank = 0
@@ -53,4 +53,4 @@ class Team:
         return words, dict(named)
 
 
-ALONE = Team()
+ONE_PROCESS = ProcessGroup()

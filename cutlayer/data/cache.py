@@ -24,7 +24,7 @@ import numpy as np
 from cutlayer.core.sealed import seal, unseal
 from cutlayer.data import contents
 from cutlayer.data.contents import CacheRebuilt
-from cutlayer.data.rows import Bundle, Form, Rows
+from cutlayer.data.rows import Bundle, Form, StoredRows
 from cutlayer.errors import CutlayerError
 
 __all__ = ["CacheRebuilt", "find", "folder", "held", "through"]
@@ -79,7 +79,7 @@ def _save(place: Path, key: str, bundle: Bundle) -> None:
     try:
         about: dict[str, Any] = {"key": key, "class_names": list(bundle.class_names), "sha256": {}}
         for split in SPLITS:
-            rows: Rows = getattr(bundle, split)
+            rows: StoredRows = getattr(bundle, split)
             about[f"{split}.owner_names"] = list(rows.owner_names)
             for part in ("x", "y", "owners"):
                 array = getattr(rows, part)
@@ -108,7 +108,7 @@ def _open(place: Path, key: str) -> Bundle:
             raise ValueError(f"{path.name} is not what was written")
         arrays[name] = np.load(path, mmap_mode="r" if path.stat().st_size > SMALL else None, allow_pickle=False)
     train, test = (
-        Rows(
+        StoredRows(
             arrays[f"{split}.x"],
             np.array(arrays[f"{split}.y"]),
             np.array(arrays[f"{split}.owners"]) if f"{split}.owners" in arrays else None,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.data.rows import Labels, Owners, Rows, together
+from cutlayer.data.rows import Labels, Owners, StoredRows, together
 from cutlayer.data.transform import Transform
 
 
@@ -18,8 +18,8 @@ from cutlayer.data.transform import Transform
 class Dataset:
     """Training and test rows; a model sees them through `plain`, in training with augmentation through `changed`."""
 
-    train: Rows
-    test: Rows
+    train: StoredRows
+    test: StoredRows
     classes: int
     plain: Transform
     changed: Transform
@@ -27,7 +27,7 @@ class Dataset:
     class_names: Sequence[str] = ()
 
     @cached_property
-    def everything(self) -> Rows:
+    def everything(self) -> StoredRows:
         """Training and test rows together, made once."""
         return together(self.train, self.test)
 
@@ -53,7 +53,7 @@ class Dataset:
     def y_test(self) -> Tensor:
         return torch.from_numpy(self.test.y)
 
-    def _seen(self, rows: Rows) -> Tensor:
+    def _seen(self, rows: StoredRows) -> Tensor:
         return self.plain(torch.from_numpy(np.array(rows.x)), torch.float32, None)
 
     @property

@@ -12,7 +12,7 @@ from cutlayer.core.files import as_path, reached
 from cutlayer.data import cache
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.read import arrays, clients, folders
-from cutlayer.data.rows import Bundle, Form, Rows
+from cutlayer.data.rows import Bundle, Form, StoredRows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.registry import OWN
@@ -85,7 +85,7 @@ def by_client(path: Path, layout: str, owner: str | None) -> bool:
     return bool(clients.form().files(path)) or folders.by_client(path)
 
 
-def _classes(own: Own, train: Rows, test: Rows) -> int:
+def _classes(own: Own, train: StoredRows, test: StoredRows) -> int:
     """As many as the highest label says; a model has an output for each, so labels that are no classes are refused."""
     most = int(max(train.y.max(), test.y.max(initial=0)))
     enough = max(len(train), PLENTY)
@@ -94,14 +94,14 @@ def _classes(own: Own, train: Rows, test: Rows) -> int:
     return most + 1
 
 
-def seen_as(rows: Rows) -> Transform:
+def seen_as(rows: StoredRows) -> Transform:
     """How a model sees the rows, from what they are."""
     if rows.x.dtype == np.uint8 and rows.x.ndim == 4:
         return Pixels()
     return Codes() if rows.x.dtype.kind in "iu" else Features()
 
 
-def _renamed(first: Bundle, other: Bundle, path: str) -> Rows:
+def _renamed(first: Bundle, other: Bundle, path: str) -> StoredRows:
     """The rows of another file as test rows: its classes, by name, are those of the first."""
     rows = other.train
     if rows.x.shape[1:] != first.train.x.shape[1:]:
@@ -117,4 +117,4 @@ def _renamed(first: Bundle, other: Bundle, path: str) -> Rows:
     for name in other.class_names:
         expect(name in first.class_names, f"data_test = {path!r}: class", name, "one that the training rows have")
     codes = np.array([list(first.class_names).index(name) for name in other.class_names], dtype=np.int64)
-    return Rows(rows.x, codes[rows.y], rows.owners, rows.owner_names)
+    return StoredRows(rows.x, codes[rows.y], rows.owners, rows.owner_names)

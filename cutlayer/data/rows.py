@@ -17,7 +17,7 @@ Owners = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Rows:
+class StoredRows:
     """Inputs, labels from 0, and whose they are where the data say so.
 
     x   uint8 pixels [n, channels, height, width]; uint8 character codes [n, length]; or float32 features [n, ...]
@@ -41,8 +41,8 @@ class Rows:
 class Bundle:
     """The training rows and the test rows (there may be none) of a data set, and the names of its classes if known."""
 
-    train: Rows
-    test: Rows
+    train: StoredRows
+    test: StoredRows
     class_names: Sequence[str] = field(default_factory=tuple)
 
 
@@ -65,13 +65,13 @@ def numbered(names: Iterable[str]) -> tuple[Owners, tuple[str, ...]]:
     return codes.astype(np.int64), tuple(str(name) for name in unique)
 
 
-def none_of(rows: Rows) -> Rows:
+def none_of(rows: StoredRows) -> StoredRows:
     """No rows of the same kind: what a data set without test rows has."""
     owners = None if rows.owners is None else rows.owners[:0]
-    return Rows(rows.x[:0], rows.y[:0], owners, rows.owner_names)
+    return StoredRows(rows.x[:0], rows.y[:0], owners, rows.owner_names)
 
 
-def together(one: Rows, other: Rows) -> Rows:
+def together(one: StoredRows, other: StoredRows) -> StoredRows:
     """The rows of one, then those of the other."""
     if not len(other):
         return one
@@ -79,4 +79,4 @@ def together(one: Rows, other: Rows) -> Rows:
     if one.owners is not None and other.owners is not None:
         whose = [*(one.owner_names[i] for i in one.owners), *(other.owner_names[i] for i in other.owners)]
         owners, names = numbered(whose)
-    return Rows(np.concatenate([one.x, other.x]), np.concatenate([one.y, other.y]), owners, names)
+    return StoredRows(np.concatenate([one.x, other.x]), np.concatenate([one.y, other.y]), owners, names)

@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Feed:
+class BatchSchedule:
     """The rule of a run: T_j = E * floor(|D_j| / B), each epoch in a new order, the incomplete batch dropped.
 
     `steps` overrides `epochs`: the loader wraps, in a new order each time, until that many steps are done.

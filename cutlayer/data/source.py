@@ -13,7 +13,7 @@ from torch import Tensor
 from cutlayer.core.lazy import Lazy
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.data.parts import Parts, Side
-from cutlayer.data.rows import Rows
+from cutlayer.data.rows import StoredRows
 from cutlayer.data.schedule import Indices
 from cutlayer.data.transform import Draw, Transform
 from cutlayer.errors import ContractError, expect
@@ -95,7 +95,12 @@ class View:
     """Some rows of a stored data set, as a model sees them; in training changed at random where `transform` does."""
 
     def __init__(
-        self, rows: Rows, index: Indices, transform: Transform, dtype: torch.dtype = torch.float32, name: str = "rows"
+        self,
+        rows: StoredRows,
+        index: Indices,
+        transform: Transform,
+        dtype: torch.dtype = torch.float32,
+        name: str = "rows",
     ) -> None:
         self.rows, self.index, self.transform, self.dtype, self.name = rows, index, transform, dtype, name
 
@@ -116,7 +121,7 @@ class Population(Lazy[View]):
 
     def __init__(
         self,
-        rows: Rows,
+        rows: StoredRows,
         parts: Parts | Side,
         transform: Transform,
         dtype: torch.dtype = torch.float32,

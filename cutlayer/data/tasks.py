@@ -18,7 +18,7 @@ from cutlayer.data import cache, hub
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
-from cutlayer.data.rows import Bundle, Form, Rows
+from cutlayer.data.rows import Bundle, Form, StoredRows
 from cutlayer.data.transform import Codes, Features, Pixels, Transform
 from cutlayer.errors import ContractError, CutlayerError, StoreError, expect, unknown
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
@@ -50,7 +50,7 @@ def digits() -> Dataset:
     held = np.zeros(len(y), dtype=bool)
     for label in range(10):
         held[np.flatnonzero(y == label)[::5]] = True
-    return Dataset(Rows(x[~held], y[~held]), Rows(x[held], y[held]), 10, Features(), Features())
+    return Dataset(StoredRows(x[~held], y[~held]), StoredRows(x[held], y[held]), 10, Features(), Features())
 
 
 def _moved(pixels: Pixels, pad: int) -> Pixels:
@@ -201,10 +201,10 @@ def _some(data: Dataset, train_rows: int, seed: int) -> Dataset:
     return replace(data, train=chosen(data.train, np.sort(rng(seed, 0, EVERYBODY, "rows").permutation(n)[:train_rows])))
 
 
-def chosen(rows: Rows, index: Any) -> Rows:
+def chosen(rows: StoredRows, index: Any) -> StoredRows:
     """Some of the rows, in memory."""
     owners = None if rows.owners is None else rows.owners[index]
-    return Rows(rows.x[index], rows.y[index], owners, rows.owner_names)
+    return StoredRows(rows.x[index], rows.y[index], owners, rows.owner_names)
 
 
 def data_folder(folder: Path | None = None) -> Path | None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from cutlayer.clients.messages import Report
 from cutlayer.clients.state import AVERAGED, ClientState, Owner, client
-from cutlayer.core.group import Team
+from cutlayer.core.group import ProcessGroup
 from cutlayer.engine.records import Global
 from cutlayer.engine.setup import Setup
-from cutlayer.engine.spill import Parcel
+from cutlayer.engine.spill import OwnedState
 from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.averaging import Mean, average, drift
@@ -27,7 +27,7 @@ from cutlayer.schemes.base import Closed
 from cutlayer.schemes.server import Server
 
 
-class Closing:
+class Aggregator:
     """Takes what groups of clients end with, one group after another (usually there is one), then ends the round.
 
     `sizes`: |D_j| of all clients of the round where their reports come in `several` groups or at several ranks, so that
@@ -40,24 +40,24 @@ class Closing:
         state: Global,
         cut: int,
         server: Server,
-        team: Team,
+        processes: ProcessGroup,
         sizes: Sequence[int] | None,
         several: bool,
     ) -> None:
         self.setup, self.state, self.n = setup, state, state.n + 1
-        self.server, self.team, self.several = server, team, several
+        self.server, self.processes, self.several = server, processes, several
         self.W_c, self.W_s = state.W.split(setup.offsets[cut])
         self.uniform = getattr(setup.update, "weights", "samples") == "uniform"
         self.total = None if sizes is None else sum(1 if self.uniform else size for size in sizes)
         workers = setup.backend.workers
-        self.mean_c, self.mean_s = Mean(self.W_c, workers, team), Mean(self.W_s, workers, team)
+        self.mean_c, self.mean_s = Mean(self.W_c, workers, processes), Mean(self.W_s, workers, processes)
         self.reports: list[Report] = []
         self.made: dict[Owner, Mapping[str, Tensor]] = {}
         self.drift: tuple[float | None, float | None] = (None, None)
 
     def add(self, close: Callable[[], Closed], reports: Sequence[Report]) -> None:
         """A group's halves. Both halves of a client are averaged, or neither."""
-        if not reports and self.team.size == 1:
+        if not reports and self.processes.size == 1:
             return
         closed = close()
         s, clients = self.setup, [report.address.client for report in reports]
@@ -70,16 +70,16 @@ class Closing:
         self.backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
         self.mean_s.add(self.backs, [1.0] if one else p)
         relayed = s.traits.carry == "relay"
-        known = bool(self.fronts) or self.team.size > 1  # among ranks, one may have nothing to add
+        known = bool(self.fronts) or self.processes.size > 1  # among ranks, one may have nothing to add
         if known:
             self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
         self.made |= self._parcels(reports, p)
         self.reports += reports
         if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
-            drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.team) if known else None
+            drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.processes) if known else None
             self.drift = (
                 0.0 if relayed else drift_c,
-                0.0 if one else drift(self.backs, self.mean_s.value, s.backend.workers, self.team),
+                0.0 if one else drift(self.backs, self.mean_s.value, s.backend.workers, self.processes),
             )
 
     def end(self) -> Global:
@@ -98,28 +98,28 @@ class Closing:
             eta = eta_c if eta_c == eta_s else _by_half(W_bar.w, len(self.W_c.w), eta_c, eta_s)
             W = W_bar._replace(w=s.update(state.W.w, W_bar.w, momentum, eta))
         self._check_finite(W)
-        clients = [j for some in self.team.everyones([r.address.client for r in self.reports]) for j in some]
-        turns = {**state.turns, **{j: state.turns.get(j, 0) + 1 for j in clients}}
-        return Global(n, W, momentum, {**state.kept, **self._everybodys(self.made)}, turns)
+        clients = [j for some in self.processes.everyones([r.address.client for r in self.reports]) for j in some]
+        participations = {**state.participations, **{j: state.participations.get(j, 0) + 1 for j in clients}}
+        return Global(n, W, momentum, {**state.kept, **self._everybodys(self.made)}, participations)
 
     def _without_the_lost(self) -> None:
         """p_j was taken of all clients of the round, and some have not reported."""
-        reported = sum(self.team.everyones(sum(1 if self.uniform else report.samples for report in self.reports)))
+        reported = sum(self.processes.everyones(sum(1 if self.uniform else report.samples for report in self.reports)))
         if self.total is not None and reported != self.total:
             for mean in (self.mean_c, self.mean_s):
                 mean.scale(self.total / reported)
 
-    def _everybodys(self, made: Mapping[Owner, Mapping[str, Tensor]]) -> dict[Owner, Parcel]:
+    def _everybodys(self, made: Mapping[Owner, Mapping[str, Tensor]]) -> dict[Owner, OwnedState]:
         """The parcels of all ranks: any client may be at any of them in the next round."""
-        if self.team.size > 1:
+        if self.processes.size > 1:
             flat = {f"{owner}//{name}": tensor for owner, named in made.items() for name, tensor in named.items()}
             gathered: dict[Owner, dict[str, Tensor]] = {}
-            for found in self.team.all_tensors(flat):
+            for found in self.processes.all_tensors(flat):
                 for key, tensor in found.items():
                     owner, _, name = key.rpartition("//")
                     gathered.setdefault(Owner(owner), {})[name] = tensor
             made = gathered
-        return {owner: Parcel(self.n, tensors) for owner, tensors in made.items()}
+        return {owner: OwnedState(self.n, tensors) for owner, tensors in made.items()}
 
     def _parcels(self, reports: Sequence[Report], p: Sequence[float]) -> dict[Owner, Mapping[str, Tensor]]:
         """What the round leaves besides the weights, by owner."""
@@ -137,7 +137,7 @@ class Closing:
         """The mean of whole models' optimizer memory."""
         server, none = self.server, torch.empty(0)
         here = [j for j in server.samples if j in {report.address.client for report in reports}]
-        first = list(server.samples).index(here[0]) if here and self.team.size > 1 else 0
+        first = list(server.samples).index(here[0]) if here and self.processes.size > 1 else 0
         rows = {j: r - first for r, j in enumerate(server.samples)}
         theirs = [(report.memory, report.address.client) for report in reports]
         pairs = [(memory, server.moments(rows[j])) for memory, j in theirs if memory is not None]
@@ -147,20 +147,20 @@ class Closing:
             for side, like in enumerate((self.W_c.w, self.W_s.w)):
                 known = [Vectors(pair[side].m[i], none, none.long()) for pair in pairs]
                 empty = Vectors(like, none, none.long())
-                halves.append(average(known, p, empty, self.setup.backend.workers, self.team).w)
+                halves.append(average(known, p, empty, self.setup.backend.workers, self.processes).w)
             m.append(torch.cat(halves))
         t = max((half.t for pair in pairs for half in pair), default=0)
-        return Moments(tuple(m), max(self.team.everyones(t)))
+        return Moments(tuple(m), max(self.processes.everyones(t)))
 
     def _check_finite(self, W: Vectors) -> None:
         keeps = self.setup.traits.carry == "keep"
-        if _finite([W]) and all(self.team.everyones(not keeps or _finite(self.fronts))):
+        if _finite([W]) and all(self.processes.everyones(not keeps or _finite(self.fronts))):
             return
         backs = self.backs * len(self.fronts) if len(self.backs) == 1 else self.backs
         clients = [report.address.client for report in self.reports][-len(self.fronts) :]
         pairs = zip(clients, self.fronts, backs, strict=True)
         who = next((j for j, *halves in pairs if not _finite(halves)), None)
-        found = [j for j in self.team.everyones(who) if j is not None]
+        found = [j for j in self.processes.everyones(who) if j is not None]
         whose = f" of client {found[0]}" if found else ""
         raise Diverged(f"round {self.n}: the weights{whose} are no longer finite, {self.setup.rates(self.n)}")
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from cutlayer.clients.cohort import Cohort
-from cutlayer.clients.remote import Elsewhere
+from cutlayer.clients.remote import RemoteClients
 from cutlayer.clients.simulated import LocalCohort
-from cutlayer.core.group import Team
+from cutlayer.core.group import ProcessGroup
 from cutlayer.core.threads import one_thread
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Source
 from cutlayer.engine import backend, inputs, memory_limit
 from cutlayer.engine.backend import Backend
@@ -25,7 +25,7 @@ from cutlayer.engine.options import Options
 from cutlayer.engine.records import Global
 from cutlayer.engine.run import Run
 from cutlayer.engine.setup import Setup
-from cutlayer.engine.spill import Shelf
+from cutlayer.engine.spill import SpillCache
 from cutlayer.engine.subject import Subject
 from cutlayer.engine.validate import Parts, refuse_senseless
 from cutlayer.errors import ContractError, NoEffect, expect
@@ -50,7 +50,7 @@ class Data:
     trains: Sequence[Source]
     tests: Sequence[Source]
     per_client: bool
-    away: Elsewhere | None
+    away: RemoteClients | None
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -65,10 +65,10 @@ class Assembly:
     parts: Parts
     subject: Subject
     data: Data
-    feed: Feed
+    schedule: BatchSchedule
     shape: Shape
     how: Backend
-    team: Team
+    processes: ProcessGroup
 
     @property
     def traits(self) -> Traits:
@@ -77,7 +77,7 @@ class Assembly:
     @property
     def spread(self) -> bool:
         """Whether every rank trains whole clients, server halves and all."""
-        return not isinstance(self.team, Ranks) or self.traits.spread
+        return not isinstance(self.processes, Ranks) or self.traits.spread
 
     @property
     def attached(self) -> bool:
@@ -89,26 +89,26 @@ class Assembly:
         return Style(self.how.randomness, None if self.options.autocast is None else torch.bfloat16)
 
 
-def assemble(model: nn.Module, clients: Sequence[Any] | Elsewhere, test: Any, options: Options) -> Run:
+def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any, options: Options) -> Run:
     """The run that `rounds` gives back."""
-    team = join(options.ranks)
+    processes = join(options.ranks)
     options.check(test)
     parts = options.parts()
     model = twin(model)  # the caller may do with theirs what they like, also between rounds
     layout, cuts, start, offsets = _cut(model, options, parts)
-    feed = _feed(options, parts)
+    schedule = _feed(options, parts)
     on = inputs.device(options.device)
     data = _data(clients, test, start.W.w.dtype)
     cores = backend.cores()
     with one_thread():
         x, y = inputs.example(data.trains, on)
-        shape, classes = inputs.probed(model, cuts, layout.tail, feed, data.trains, data.tests, options.loss)
+        shape, classes = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
         subject = Subject(model, layout, cuts, options.loss, on, start.W, offsets, x, y)
         threads = cores if options.threads is None else options.threads
         together, auto = parts.scheme.traits.order != "one_by_one", options.autocast is not None
         how = backend.choose(options.backend, threads, subject, shape, options.batch_size, together, auto)
-    _some_batch(data, feed, parts)
-    made = Assembly(options, parts, subject, data, feed, shape, how, team)
+    _some_batch(data, schedule, parts)
+    made = Assembly(options, parts, subject, data, schedule, shape, how, processes)
     return Run(model, _setup(made, classes), start, options.target, options.progress)
 
 
@@ -127,12 +127,14 @@ def _cut(
     return layout, (lo, hi), start, whole.ends[layout.tail :]
 
 
-def _feed(o: Options, parts: Parts) -> Feed:
+def _feed(o: Options, parts: Parts) -> BatchSchedule:
     """Which samples clients take."""
     steps = 1 if o.persists and o.local_steps is None else o.local_steps
-    feed = Feed(o.batch_size, o.local_epochs, steps, o.shuffle, o.last_batch, o.small_client, o.seed, onward=o.persists)
+    schedule = BatchSchedule(
+        o.batch_size, o.local_epochs, steps, o.shuffle, o.last_batch, o.small_client, o.seed, onward=o.persists
+    )
     if parts.scheme.traits.regulator is None:
-        return feed
+        return schedule
     if o.persists and o.profile is not None:
         raise ContractError(
             f"profile: {parts.scheme} sets batch sizes by it, anew every round, and protocol 'cyclesl' goes on in the "
@@ -141,22 +143,22 @@ def _feed(o: Options, parts: Parts) -> Feed:
     if o.small_client == "skip":
         words = f"{parts.scheme} gives a client with few samples a small batch, and skips nobody"
         warnings.warn(f"small_client = 'skip' has no effect here: {words}", NoEffect, stacklevel=4)
-    return feed
+    return schedule
 
 
-def _data(clients: Sequence[Any] | Elsewhere, test: Any, dtype: torch.dtype) -> Data:
-    away = clients if isinstance(clients, Elsewhere) else None
-    trains = inputs.sources([away.look] if away is not None else clients, dtype, "clients")
+def _data(clients: Sequence[Any] | RemoteClients, test: Any, dtype: torch.dtype) -> Data:
+    away = clients if isinstance(clients, RemoteClients) else None
+    trains = inputs.sources([away.example] if away is not None else clients, dtype, "clients")
     tests, per_client = inputs.test_sources(test, dtype, len(trains))
     return Data(trains, tests, per_client, away)
 
 
-def _some_batch(data: Data, feed: Feed, parts: Parts) -> None:
+def _some_batch(data: Data, schedule: BatchSchedule, parts: Parts) -> None:
     """Refuse data of which nobody has a full batch."""
-    if data.away is None and parts.scheme.traits.regulator is None and not any(map(feed.per_epoch, data.sizes)):
+    if data.away is None and parts.scheme.traits.regulator is None and not any(map(schedule.per_epoch, data.sizes)):
         most = max(data.sizes)
         raise ContractError(
-            f"batch_size = {feed.batch_size}: the largest client has {most} samples, so none has a full batch; "
+            f"batch_size = {schedule.batch_size}: the largest client has {most} samples, so none has a full batch; "
             f"expected at most {most}, or small_client='one_batch'"
         )
 
@@ -168,23 +170,23 @@ def _cohort(a: Assembly) -> Cohort:
         a.data.trains, lambda L: s.front(L, style), how.workers, a.attached, how.size, how.front is None
     )
     if a.data.away is not None:
-        _possible_elsewhere(a.parts.scheme, a.team, bool(len(a.data.tests)))
+        _possible_elsewhere(a.parts.scheme, a.processes, bool(len(a.data.tests)))
         return a.data.away.cohort
-    return RankCohort(local, a.team) if isinstance(a.team, Ranks) and not a.spread else local
+    return RankCohort(local, a.processes) if isinstance(a.processes, Ranks) and not a.spread else local
 
 
 def _setup(a: Assembly, classes: int | None) -> Setup:
     o, parts, s, away = a.options, a.parts, a.subject, a.data.away
     sizes = a.data.sizes
     selected = inputs.selected(o.participation, len(sizes)) if away is None else 0  # those who are there decide
-    share = -(-selected // a.team.size) if a.spread else selected
-    separate = a.team.size == 1 and a.traits.separate and buffers_of(parts.update) != "average"
+    share = -(-selected // a.processes.size) if a.spread else selected
+    separate = a.processes.size == 1 and a.traits.separate and buffers_of(parts.update) != "average"
     moments = parts.optimizer.moments, parts.server_optimizer.moments
     flight, asks, style = a.how.size * a.how.workers.n, joint(parts.local), a.style
     count = functools.cache(lambda: memory_limit.counter(s, o.batch_size, a.traits, moments, flight, a.attached, asks))
     limit = o.memory_limit
     group = None if limit is None else memory_limit.group(limit, share, separate, count(), a.how.size)
-    evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, a.how.workers, a.team)
+    evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, a.how.workers, a.processes)
     tested = len(a.data.tests) and (away is None or a.traits.carry != "keep")
     return Setup(
         scheme=parts.scheme,
@@ -196,7 +198,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         layout=s.layout,
         offsets=s.offsets,
         back=lambda L: s.back(L, style),
-        feed=a.feed,
+        schedule=a.schedule,
         optimizer=parts.optimizer,
         server_optimizer=parts.server_optimizer,
         persists=o.persists,
@@ -210,18 +212,18 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         devices=inputs.devices(o.profile, len(sizes) if away is None else MANY, o.seed, sum(a.shape.macs)),
         clock=o.clock,
         histogram=inputs.Histograms(a.data.trains, classes),
-        shelf=Shelf(None if o.kept_memory is None else int(o.kept_memory * 2**20)),
+        spill_cache=SpillCache(None if o.kept_memory is None else int(o.kept_memory * 2**20)),
         backend=a.how,
-        team=a.team,
+        processes=a.processes,
         group=group,
         need=lambda: count()(group or share),
         seed=o.seed,
     )
 
 
-def _possible_elsewhere(scheme: Scheme, team: Team, tests: bool) -> None:
+def _possible_elsewhere(scheme: Scheme, processes: ProcessGroup, tests: bool) -> None:
     """Clients on other machines tell neither their labels' counts nor, where they keep them, their fronts."""
-    expect(team.size == 1, "ranks", team.size, "one process, where clients are on other machines")
+    expect(processes.size == 1, "ranks", processes.size, "one process, where clients are on other machines")
     if scheme.traits.needs_labels == "counts":
         raise ContractError(f"scheme = {scheme}: it chooses clients by their labels, which are not known elsewhere")
     if scheme.traits.carry == "keep" and tests:

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from cutlayer.clients.state import Owner
-from cutlayer.core.group import Team
+from cutlayer.core.group import ProcessGroup
 from cutlayer.engine.records import Global
-from cutlayer.engine.spill import Kept, Parcel
+from cutlayer.engine.spill import Kept, OwnedState
 from cutlayer.errors import CutlayerError, kinds
 from cutlayer.nn.flat import Vectors
 
 T = TypeVar("T")
 
 
-def send(team: Team, state: Global, since: int = -1) -> None:
+def send(processes: ProcessGroup, state: Global, since: int = -1) -> None:
     """The root's part: all of it, but only those parcels that are newer than round `since`."""
     new = {owner: parcel for owner, parcel in state.kept.items() if parcel.version > since}
     named: dict[str, Tensor] = {f"W//{kind}": v for kind, v in state.W._asdict().items()}
@@ -26,21 +26,21 @@ def send(team: Team, state: Global, since: int = -1) -> None:
         named |= {f"kept/{owner}//{name}": tensor for name, tensor in parcel.open().items()}
     words = {
         "n": state.n,
-        "turns": list(state.turns.items()),
+        "participations": list(state.participations.items()),
         "owners": list(state.kept),
         "versions": {owner: parcel.version for owner, parcel in new.items()},
     }
-    team.from_root(words, named)
+    processes.from_root(words, named)
 
 
-def fail(team: Team, error: CutlayerError) -> None:
+def fail(processes: ProcessGroup, error: CutlayerError) -> None:
     """The root's part when it cannot go on: the others end with the same error."""
-    team.from_root({"failed": [type(error).__name__, str(error)]}, {})
+    processes.from_root({"failed": [type(error).__name__, str(error)]}, {})
 
 
-def receive(team: Team, kept: Kept) -> Global:
+def receive(processes: ProcessGroup, kept: Kept) -> Global:
     """The others' part. `kept`: the parcels that this rank has already."""
-    words, named = team.from_root(None, {})
+    words, named = processes.from_root(None, {})
     if "failed" in words:
         kind, text = words["failed"]
         raise kinds()[kind](text)
@@ -49,8 +49,8 @@ def receive(team: Team, kept: Kept) -> Global:
         owner, _, name = key.rpartition("//")
         owners.setdefault(owner, {})[name] = tensor
     W, update = Vectors(**owners.pop("W")), owners.pop("update", {})
-    new = {Owner(owner): Parcel(v, owners.get(f"kept/{owner}", {})) for owner, v in words["versions"].items()}
-    return Global(words["n"], W, update, _still(words, {**kept, **new}), dict(words["turns"]))
+    new = {Owner(owner): OwnedState(v, owners.get(f"kept/{owner}", {})) for owner, v in words["versions"].items()}
+    return Global(words["n"], W, update, _still(words, {**kept, **new}), dict(words["participations"]))
 
 
 def _still(words: Mapping[str, Any], kept: Kept) -> Kept:
@@ -58,36 +58,36 @@ def _still(words: Mapping[str, Any], kept: Kept) -> Kept:
     return {owner: kept[owner] for owner in words["owners"]}
 
 
-def in_turn(team: Team, make: Callable[[], T]) -> T:
+def in_turn(processes: ProcessGroup, make: Callable[[], T]) -> T:
     """The same made at every rank: at the root first, which leaves what it decodes in the cache for the others. What
     goes wrong at one goes wrong at all."""
     made: list[T] = []
-    for turn in (True, False) if team.size > 1 else (True,):
+    for turn in (True, False) if processes.size > 1 else (True,):
         failed = None
-        if team.root == turn:
+        if processes.root == turn:
             try:
                 made.append(make())
             except CutlayerError as error:
                 failed = error
-        _agree(team, failed)
+        _agree(processes, failed)
     return made[0]
 
 
-def at_root(team: Team, act: Callable[[], T]) -> T | None:
+def at_root(processes: ProcessGroup, act: Callable[[], T]) -> T | None:
     """Done at the root alone, while the others wait."""
     failed, done = None, None
-    if team.root:
+    if processes.root:
         try:
             done = act()
         except CutlayerError as error:
             failed = error
-    _agree(team, failed)
+    _agree(processes, failed)
     return done
 
 
-def _agree(team: Team, failed: CutlayerError | None) -> None:
-    if team.size == 1 and failed is not None:
+def _agree(processes: ProcessGroup, failed: CutlayerError | None) -> None:
+    if processes.size == 1 and failed is not None:
         raise failed
-    for said in team.everyones(None if failed is None else [type(failed).__name__, str(failed)]):
+    for said in processes.everyones(None if failed is None else [type(failed).__name__, str(failed)]):
         if said is not None:
             raise failed or kinds()[said[0]](said[1])

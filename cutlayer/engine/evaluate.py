@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cutlayer.core.group import ALONE, Team
+from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source
@@ -40,9 +40,9 @@ class Evaluator:
         per_client: bool,
         metric: Metric | None = None,
         workers: Workers | None = None,
-        team: Team = ALONE,
+        processes: ProcessGroup = ONE_PROCESS,
     ) -> None:
-        self.workers, self.team = workers or Workers(), team
+        self.workers, self.processes = workers or Workers(), processes
         self.tests, self.loss, self.per_client, self.metric = tests, subject.loss, per_client, metric
         self.whole, cut = subject.whole(), subject.cuts[0]
         self.front, self.back = subject.front(cut), subject.back(cut)
@@ -54,7 +54,7 @@ class Evaluator:
         """The global model on every test row."""
         chain = [(self.whole, self.whole.views(W), 0)]
         batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
-        mine = self.workers.map(lambda job: self._batch(*job, chain), self.team.mine(batches))
+        mine = self.workers.map(lambda job: self._batch(*job, chain), self.processes.mine(batches))
         return score(self._everybodys(mine), self.metric)
 
     @torch.no_grad()
@@ -73,22 +73,22 @@ class Evaluator:
             stages = [(self.front, self.front.views(own), stage) for stage in range(len(self.front.stages))]
             return self._outputs(self.tests[j], [stages[0], back, *stages[1:]])
 
-        outputs = self._everybodys(self.workers.map(one, self.team.mine(clients)))
+        outputs = self._everybodys(self.workers.map(one, self.processes.mine(clients)))
         found = dict(zip(clients, outputs, strict=True))
         groups = {"sampled": sampled, "ever": ever, "all": clients} if everybody else {"sampled": sampled}
         return {name: series([found[j] for j in sorted(group)], self.metric) for name, group in groups.items()}
 
     def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
         """What all ranks found, in order."""
-        if self.team.size == 1:
+        if self.processes.size == 1:
             return list(mine)
         named = {
             f"{k}/{name}": tensor for k, part in enumerate(mine) for name, tensor in (("out", part.out), ("y", part.y))
         }
-        losses = self.team.everyones([part.loss for part in mine])
+        losses = self.processes.everyones([part.loss for part in mine])
         return [
             Outputs(loss, found[f"{k}/out"], found[f"{k}/y"])
-            for found, some in zip(self.team.all_tensors(named), losses, strict=True)
+            for found, some in zip(self.processes.all_tensors(named), losses, strict=True)
             for k, loss in enumerate(some)
         ]
 

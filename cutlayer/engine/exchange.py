@@ -48,7 +48,7 @@ class Exchange:
         for wave in waves:
             elsewhere = tuple(j for j in wave.clients if j not in own)
             wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch, elsewhere)
-            if wave.clients or wave.elsewhere:
+            if wave.clients or wave.on_other_ranks:
                 self._wave(wave, taken, session)
         arrived = self.cohort.close(list(taken)) if taken else []
         reports = admit(arrived, {j: self._at(j, -1) for j in taken})
@@ -73,9 +73,9 @@ class Exchange:
     def _at(self, client: int, step: int) -> Address:
         return Address(self.n, client, step, self.attempt)
 
-    def turn(self, features: Sequence[Features]) -> Mapping[int, Tensor]:
+    def tail_step(self, features: Sequence[Features]) -> Mapping[int, Tensor]:
         """Where labels stay with the clients: their gradients of these features. One that does not answer is lost."""
-        grads = admit(self.cohort.turn(features), {f.address.client: f.address for f in features})
+        grads = admit(self.cohort.tail_step(features), {f.address.client: f.address for f in features})
         self.ledger.down += sum(f.nbytes for f in features)
         self.ledger.up += sum(grad.nbytes for grad in grads)
         self._silent |= {f.address.client for f in features} - {grad.address.client for grad in grads}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Items, Population, Source, check_labels, source
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import blocks_of, device_of, probe
@@ -95,7 +95,7 @@ def probed(
     model: nn.Module,
     cuts: tuple[int, int],
     tail: int,
-    feed: Feed,
+    schedule: BatchSchedule,
     trains: Sequence[Source],
     tests: Sequence[Source],
     loss: Loss,
@@ -107,7 +107,7 @@ def probed(
     sizes = sorted(set(sizes_of(trains)) - {0})
     expect(len(sizes) > 0, "clients", f"{len(trains)} without a sample", "at least one client with samples")
     device = device_of(blocks_of(model))
-    smallest = min((feed.smallest(size) for size in sizes if feed.per_epoch(size)), default=2)
+    smallest = min((schedule.smallest(size) for size in sizes if schedule.per_epoch(size)), default=2)
     found: int | None = None
     seen: dict[object, Shape] = {}
     for s in (*_each_kind(trains), *_each_kind(tests)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from cutlayer.clients import state
 from cutlayer.clients.messages import Attached, CutGrad, Smashed
 from cutlayer.clients.state import NOTHING, ClientState, Owner
-from cutlayer.core.group import ALONE
+from cutlayer.core.group import ONE_PROCESS
 from cutlayer.core.threads import Workers
 from cutlayer.engine.metrics import Series
 from cutlayer.engine.spill import Kept
@@ -106,7 +106,7 @@ class Global:
     W: Vectors  # where clients keep their half: the half of one that has not taken part yet, and the server's
     update: State = field(default_factory=dict)
     kept: Kept = field(default_factory=dict)
-    turns: Mapping[int, int] = field(default_factory=dict)  # the rounds each client has taken part in
+    participations: Mapping[int, int] = field(default_factory=dict)  # the rounds each client has taken part in
 
     def front(self, client: int) -> Vectors | None:
         """The half a client keeps, if it does."""
@@ -125,14 +125,14 @@ class Global:
 
     def merged(self, sizes: Sequence[int]) -> Vectors:
         """Where clients keep their half: the mean of their halves, by size, joined to W_s. One is read at a time."""
-        seen = sorted(self.turns)
+        seen = sorted(self.participations)
         if not seen:
             return self.W
         total = sum(sizes[j] for j in seen)
         mean: Mean | None = None
         for j in seen:
             if (front := self.front(j)) is not None:
-                mean = mean or Mean(front, Workers(), ALONE)
+                mean = mean or Mean(front, Workers(), ONE_PROCESS)
                 mean.add([front], [sizes[j] / total])
         if mean is None:
             return self.W

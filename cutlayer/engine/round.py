@@ -22,12 +22,12 @@ from cutlayer.clients.cohort import Comes, Muster
 from cutlayer.clients.messages import Address, Plan, Report
 from cutlayer.clients.state import AVERAGED
 from cutlayer.clients.waves import waves
-from cutlayer.core.group import ALONE
+from cutlayer.core.group import ONE_PROCESS
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import blocks, one_thread
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.engine import broadcast
-from cutlayer.engine.aggregate import Closing
+from cutlayer.engine.aggregate import Aggregator
 from cutlayer.engine.exchange import Exchange
 from cutlayer.engine.metrics import Scores
 from cutlayer.engine.records import TUPLES, Global, Round, Tally, together
@@ -47,7 +47,7 @@ from cutlayer.simulation.devices import seconds_per_sample
 
 
 @dataclass(frozen=True)
-class Call:
+class RoundPlan:
     """Who takes part in a round, and how."""
 
     n: int
@@ -56,8 +56,8 @@ class Call:
     selected: int
     quorum: int
     J: Mapping[int, list[int]]  # the steps of each local epoch, of clients with any
-    turn: Sequence[int]  # those clients in the order they come
-    feeds: Mapping[int, Feed]
+    order: Sequence[int]  # those clients in the order they come
+    schedules: Mapping[int, BatchSchedule]
     rows: Mapping[int, int]  # where their halves lie: in the order in which they are summed
 
 
@@ -76,111 +76,113 @@ class Engine:
         self._began = time.perf_counter()
         with one_thread(), torch.no_grad():
             after, record = self._play(state, attempt)
-        self.setup.shelf.trim(after.kept)
+        self.setup.spill_cache.trim(after.kept)
         return after, replace(record, seconds=time.perf_counter() - self._began)
 
     def _play(self, state: Global, attempt: int) -> tuple[Global, Round]:
-        call = self._call(state, attempt)
-        if not call.J and isinstance(self.setup.cohort, Comes):
-            raise RoundAbandoned(f"round {call.n}: none of its {call.selected} clients has a full batch")
-        if not call.J:
-            after = replace(state, n=call.n)
-            return after, self._record(after, Tally(), call, (0.0, 0.0))
+        planned = self._plan_round(state, attempt)
+        if not planned.J and isinstance(self.setup.cohort, Comes):
+            raise RoundAbandoned(f"round {planned.n}: none of its {planned.selected} clients has a full batch")
+        if not planned.J:
+            after = replace(state, n=planned.n)
+            return after, self._record(after, Tally(), planned, (0.0, 0.0))
         if isinstance(self.setup.cohort, RankCohort):
-            after, tally, drift = self._with_root(state, call, self.setup.cohort)
+            after, tally, drift = self._with_root(state, planned, self.setup.cohort)
         else:
-            after, tally, drift = self._trained(state, call, {})
-        return after, self._record(after, tally, call, drift)
+            after, tally, drift = self._trained(state, planned, {})
+        return after, self._record(after, tally, planned, drift)
 
-    def _call(self, state: Global, attempt: int) -> Call:
+    def _plan_round(self, state: Global, attempt: int) -> RoundPlan:
         s, n = self.setup, state.n + 1
         cut, everybody = self._cut(n), Muster(range(len(s.sizes)), s.select)
         muster = s.cohort.muster(n) if isinstance(s.cohort, Comes) else everybody
         self._began = time.perf_counter()  # waiting for clients is not training
-        selected = self._select(n, attempt, cut, muster, state.turns)
-        feeds = self._feeds(selected, cut)
-        J = {j: feeds[j].epochs_of(s.sizes[j]) for j in selected}
+        selected = self._select(n, attempt, cut, muster, state.participations)
+        schedules = self._feeds(selected, cut)
+        J = {j: schedules[j].epochs_of(s.sizes[j]) for j in selected}
         J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
-        turn = self._turn(n, list(J))
-        rows = {j: row for row, j in enumerate(self._rows(J, turn))}
-        return Call(n, attempt, cut, len(selected), muster.quorum, J, turn, feeds, rows)
+        order = self._order(n, list(J))
+        rows = {j: row for row, j in enumerate(self._rows(J, order))}
+        return RoundPlan(n, attempt, cut, len(selected), muster.quorum, J, order, schedules, rows)
 
     def _trained(
-        self, state: Global, call: Call, made: Mapping[int, Plan]
+        self, state: Global, planned: RoundPlan, made: Mapping[int, Plan]
     ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
         """The round of this rank's clients, in groups of as many as memory allows; `made`: plans there are already."""
-        s, n, rooted = self.setup, call.n, isinstance(self.setup.cohort, RankCohort)
-        team = ALONE if rooted else s.team
-        everybody = list(call.rows)
-        mine = list(team.mine(everybody, s.backend.size))
+        s, n, rooted = self.setup, planned.n, isinstance(self.setup.cohort, RankCohort)
+        processes = ONE_PROCESS if rooted else s.processes
+        everybody = list(planned.rows)
+        mine = list(processes.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
-        server = self._server_at(call.cut)
-        exchange = Exchange(s.cohort, n, call.attempt, s.local, self._traits.fuses_clients)
-        self._begin(server, state, call, exchange, everybody)
-        W_c, _ = state.W.split(s.offsets[call.cut])
+        server = self._server_at(planned.cut)
+        exchange = Exchange(s.cohort, n, planned.attempt, s.local, self._traits.fuses_clients)
+        self._begin(server, state, planned, exchange, everybody)
+        W_c, _ = state.W.split(s.offsets[planned.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))
-        sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or team.size > 1 else None
-        closing = Closing(s, state, call.cut, server, team, sizes, len(groups) > 1)
+        sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or processes.size > 1 else None
+        aggregator = Aggregator(s, state, planned.cut, server, processes, sizes, len(groups) > 1)
         for group in groups:
-            server.place = call.rows[group[0]] if group else 0
+            server.place = planned.rows[group[0]] if group else 0
             session = s.scheme.open(server, group)
-            plans = {j: made.get(j) or self._plan(state, call, j, W_c, memory_c) for j in group}
-            stepping = {j: call.J[j] for j in call.turn if len(groups) == 1 or j in plans}
-            closing.add(session.close, self._train(exchange, session, plans, stepping))
-        reports = closing.reports
-        if len(reports) < min(call.quorum, len(call.J)) and team.size == 1:
-            done = f"{len(reports) or 'none'} of its {len(call.J)} clients finished, {call.quorum} must"
+            plans = {j: made.get(j) or self._plan(state, planned, j, W_c, memory_c) for j in group}
+            stepping = {j: planned.J[j] for j in planned.order if len(groups) == 1 or j in plans}
+            aggregator.add(session.close, self._train(exchange, session, plans, stepping))
+        reports = aggregator.reports
+        if len(reports) < min(planned.quorum, len(planned.J)) and processes.size == 1:
+            done = f"{len(reports) or 'none'} of its {len(planned.J)} clients finished, {planned.quorum} must"
             raise RoundAbandoned(f"round {n}: {done}; the weights are unchanged")
         ledger = exchange.ledger
         ledger.server_work = server.work
         ledger.tried = server.steps + sum(report.tried for report in reports)
         ledger.clipped = server.clipped + sum(report.clipped for report in reports)
         ledger.clients = [report.address.client for report in reports]
-        tally = together([Tally(*words) for words in team.everyones(list(ledger.tally()))])
+        tally = together([Tally(*words) for words in processes.everyones(list(ledger.tally()))])
         tally.check(n, s.rates(n))
-        after = closing.end()
+        after = aggregator.end()
         server.end()
-        return after, tally, closing.drift
+        return after, tally, aggregator.drift
 
     def _with_root(
-        self, state: Global, call: Call, cohort: RankCohort
+        self, state: Global, planned: RoundPlan, cohort: RankCohort
     ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
         """The root plays the round; the other ranks do what it asks, and hear how it ended."""
-        s, team = self.setup, self.setup.team
-        W_c, _ = state.W.split(s.offsets[call.cut])
-        plans = {j: self._plan(state, call, j, W_c, None) for j in call.J}
-        shares = [cohort.team.share(rank, list(call.rows), s.backend.size) for rank in range(team.size)]
+        s, processes = self.setup, self.setup.processes
+        W_c, _ = state.W.split(s.offsets[planned.cut])
+        plans = {j: self._plan(state, planned, j, W_c, None) for j in planned.J}
+        shares = [cohort.processes.share(rank, list(planned.rows), s.backend.size) for rank in range(processes.size)]
         cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
-        if not team.root:
+        if not processes.root:
             cohort.serve()
-            return broadcast.receive(team, state.kept), Tally(), (None, None)
+            return broadcast.receive(processes, state.kept), Tally(), (None, None)
         try:
-            after, tally, drift = self._trained(state, call, plans)
+            after, tally, drift = self._trained(state, planned, plans)
         except CutlayerError as error:
             cohort.over()
-            broadcast.fail(team, error)
+            broadcast.fail(processes, error)
             raise
         cohort.over()
-        broadcast.send(team, after, since=state.n)
+        broadcast.send(processes, after, since=state.n)
         return after, tally, drift
 
-    def _begin(self, server: Server, state: Global, call: Call, exchange: Exchange, everybody: Sequence[int]) -> None:
-        s, n = self.setup, call.n
-        W_c, W_s = state.W.split(s.offsets[call.cut])
+    def _begin(
+        self, server: Server, state: Global, planned: RoundPlan, exchange: Exchange, everybody: Sequence[int]
+    ) -> None:
+        s, n = self.setup, planned.n
+        W_c, W_s = state.W.split(s.offsets[planned.cut])
         opening = Opening(
             round=n,
             start=W_s,
             eta=rate(s.server_optimizer, n),
             samples={j: s.sizes[j] for j in everybody},
-            batch={j: call.feeds[j].batch_size for j in everybody},
+            batch={j: planned.schedules[j].batch_size for j in everybody},
             kept=lambda owner: state.moments(owner, n),
             memory=self._shared_memory(state, len(W_c.w))[1],
             send=exchange.send,
-            tail=exchange.turn if s.layout.tail else None,
+            tail=exchange.tail_step if s.layout.tail else None,
         )
         server.begin(opening)
 
-    def _select(self, n: int, attempt: int, cut: int, muster: Muster, turns: Mapping[int, int]) -> list[int]:
+    def _select(self, n: int, attempt: int, cut: int, muster: Muster, participations: Mapping[int, int]) -> list[int]:
         """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
         s, everybody, m = self.setup, len(muster.there), muster.select
 
@@ -193,18 +195,18 @@ class Engine:
 
         if self._regulator is not None and self._traits.needs_labels == "counts":
             pool = draw(min(2 * m, everybody))
-            d = {j: feed.batch_size for j, feed in self._feeds(pool, cut).items()}
-            return self._regulator.choose(pool, m, d, turns, s.histogram) or draw(m)
+            d = {j: schedule.batch_size for j, schedule in self._feeds(pool, cut).items()}
+            return self._regulator.choose(pool, m, d, participations, s.histogram) or draw(m)
         return draw(m)
 
-    def _feeds(self, selected: Sequence[int], cut: int) -> dict[int, Feed]:
+    def _feeds(self, selected: Sequence[int], cut: int) -> dict[int, BatchSchedule]:
         """Each client's feed, with the batch size its device is given where the scheme regulates them."""
         s = self.setup
         if self._regulator is None:
-            return dict.fromkeys(selected, s.feed)
+            return dict.fromkeys(selected, s.schedule)
         cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) for j in selected}
-        d = self._regulator.batches(s.feed.batch_size, {j: s.sizes[j] for j in selected}, cost)
-        return {j: replace(s.feed, batch_size=d[j]) for j in selected}
+        d = self._regulator.batches(s.schedule.batch_size, {j: s.sizes[j] for j in selected}, cost)
+        return {j: replace(s.schedule, batch_size=d[j]) for j in selected}
 
     def _cut(self, n: int) -> int:
         lo, hi = self.setup.cuts
@@ -213,9 +215,9 @@ class Engine:
     def _server_at(self, cut: int) -> Server:
         s = self.setup
         if self._server is None or self._server[0] != cut:
-            rules = Rules(s.server_optimizer, s.loss, s.seed, s.feed.shuffle, s.local, s.persists, s.optimizer)
-            team = ALONE if isinstance(s.cohort, RankCohort) else s.team
-            compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, team)
+            rules = Rules(s.server_optimizer, s.loss, s.seed, s.schedule.shuffle, s.local, s.persists, s.optimizer)
+            processes = ONE_PROCESS if isinstance(s.cohort, RankCohort) else s.processes
+            compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, processes)
             self._server = cut, Server(s.back(cut), rules, compute)
         return self._server[1]
 
@@ -227,17 +229,17 @@ class Engine:
         m, t = found
         return Moments(tuple(v[:at] for v in m), t), Moments(tuple(v[at:] for v in m), t)
 
-    def _plan(self, state: Global, call: Call, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
-        s, own = self.setup, state.client(j, call.n)
-        n, feed, keeps = call.n, call.feeds[j], self._traits.carry == "keep"
+    def _plan(self, state: Global, planned: RoundPlan, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
+        s, own = self.setup, state.client(j, planned.n)
+        n, schedule, keeps = planned.n, planned.schedules[j], self._traits.carry == "keep"
         eta = rate(s.optimizer, n)
         if self._regulator is not None:
-            eta = self._regulator.rate(eta, feed.batch_size, s.feed.batch_size)
+            eta = self._regulator.rate(eta, schedule.batch_size, s.schedule.batch_size)
         return Plan(
-            address=Address(n, j, -1, call.attempt),
-            cut=call.cut,
+            address=Address(n, j, -1, planned.attempt),
+            cut=planned.cut,
             start=None if own.front is not None or (keeps and own.elsewhere) else W_c,
-            feed=feed,
+            schedule=schedule,
             optimizer=s.optimizer,
             eta=eta,
             local=s.local,
@@ -250,7 +252,7 @@ class Engine:
             fuses=self._traits.fuses_clients,
             confirmed=own.round,
             own=own,
-            row=call.rows[j],
+            row=planned.rows[j],
         )
 
     def _train(
@@ -267,31 +269,33 @@ class Engine:
             reports += [_apart(report) for report in done]
         return reports
 
-    def _rows(self, J: Mapping[int, list[int]], turn: Sequence[int]) -> Sequence[int]:
+    def _rows(self, J: Mapping[int, list[int]], order: Sequence[int]) -> Sequence[int]:
         """Clients in turn where memory belongs to places. Where each has a server half for this round alone, those with
         the most steps first, so that whoever still steps are neighbours."""
         s = self.setup
         if s.persists:
-            return turn
+            return order
         return sorted(J, key=lambda j: -sum(J[j])) if self._traits.spread else list(J)
 
-    def _turn(self, n: int, J: list[int]) -> list[int]:
+    def _order(self, n: int, J: list[int]) -> list[int]:
         """The order in which clients come: a new random one every round where the order matters."""
         s = self.setup
-        if not s.feed.shuffle or not (s.persists or self._traits.order == "one_by_one"):
+        if not s.schedule.shuffle or not (s.persists or self._traits.order == "one_by_one"):
             return J
         return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
 
-    def _record(self, after: Global, tally: Tally, call: Call, drift: tuple[float | None, float | None]) -> Round:
-        s, n, cut = self.setup, after.n, call.cut
+    def _record(
+        self, after: Global, tally: Tally, planned: RoundPlan, drift: tuple[float | None, float | None]
+    ) -> Round:
+        s, n, cut = self.setup, after.n, planned.cut
         scores, series = self._scores(after, tally.clients)
         work = {j: (steps, samples) for j, steps, samples in tally.work}
         record = Round(
             n=n,
             **asdict(scores),
             participants=len(tally.clients),
-            skipped=call.selected - len(call.J),
-            lost=len(call.J) - len(tally.clients),
+            skipped=planned.selected - len(planned.J),
+            lost=len(planned.J) - len(tally.clients),
             steps=tally.steps,
             samples=tally.samples,
             bytes_up=tally.up,
@@ -312,7 +316,7 @@ class Engine:
             series=series,
             faults=s.cohort.faults() if isinstance(s.cohort, Comes) else (),
         )
-        said, _ = s.team.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
+        said, _ = s.processes.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
         return Round(**{**said, **{name: tuple(said[name]) for name in TUPLES}})
 
     def _scores(self, after: Global, clients: Sequence[int]) -> tuple[Scores, dict[str, Any]]:
@@ -322,8 +326,8 @@ class Engine:
         scores, series = Scores(), {}
         if s.evaluator and s.evaluator.per_client and (due or s.persists):
             front = after.front if keeps else lambda client: None
-            clients, _ = s.team.from_root(list(clients), {})
-            series = dict(s.evaluator.by_client(after.W, front, clients, after.turns, due))
+            clients, _ = s.processes.from_root(list(clients), {})
+            series = dict(s.evaluator.by_client(after.W, front, clients, after.participations, due))
             scores = Scores(**{name: series["all"][name] for name in asdict(scores)}) if due else scores
         elif s.evaluator and not s.evaluator.per_client and due:
             scores = s.evaluator.pooled(after.merged(s.sizes) if keeps else after.W)

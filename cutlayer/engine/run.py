@@ -47,7 +47,7 @@ class Run(Iterator[Round]):
     def __next__(self) -> Round:
         if self.finished:
             raise StopIteration
-        if self._progress and self.setup.team.root and self._display is None:
+        if self._progress and self.setup.processes.root and self._display is None:
             label = getattr(self.setup.scheme, "name", type(self.setup.scheme).__name__)
             self._display = Display(str(label), self.setup.rounds, self.state.n)
         try:

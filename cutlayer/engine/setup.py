@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cutlayer.clients.cohort import Cohort
-from cutlayer.core.group import Team
-from cutlayer.data.schedule import Feed
+from cutlayer.core.group import ProcessGroup
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
 from cutlayer.engine.memory_limit import Need
-from cutlayer.engine.spill import Shelf
+from cutlayer.engine.spill import SpillCache
 from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Half
 from cutlayer.nn.macs import Shape
@@ -38,7 +38,7 @@ class Setup:
     layout: Layout
     offsets: Sequence[tuple[int, int, int]]  # where the client's part of the flat vectors ends, for each cut
     back: Callable[[int], Half]
-    feed: Feed
+    schedule: BatchSchedule
     optimizer: Optimizer
     server_optimizer: Optimizer
     persists: bool  # whether optimizer memory lives on between rounds, on both sides
@@ -52,9 +52,9 @@ class Setup:
     devices: Sequence[Device]
     clock: Clock
     histogram: Histogram
-    shelf: Shelf
+    spill_cache: SpillCache
     backend: Backend
-    team: Team
+    processes: ProcessGroup
     group: int | None  # clients that train at a time, where memory is limited
     need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int

@@ -20,10 +20,10 @@ from cutlayer.clients.state import Owner
 from cutlayer.core.sealed import pack, unpack
 from cutlayer.errors import StoreError
 
-Kept = Mapping[Owner, "Parcel"]
+Kept = Mapping[Owner, "OwnedState"]
 
 
-class Parcel:
+class OwnedState:
     """Named tensors of one owner, as they were after round `version`."""
 
     def __init__(self, version: int, tensors: Mapping[str, Tensor] | None, path: Path | None = None) -> None:
@@ -64,7 +64,7 @@ class Parcel:
         weakref.finalize(self, _remove, self._path)
 
 
-class Shelf:
+class SpillCache:
     """Keeps the parcels of a run within a limit of memory (bytes; None: no limit)."""
 
     def __init__(self, limit: int | None) -> None:

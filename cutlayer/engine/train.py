@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cutlayer.clients.remote import Elsewhere
+from cutlayer.clients.remote import RemoteClients
 from cutlayer.engine.assemble import assemble
 from cutlayer.engine.metrics import Metric
 from cutlayer.engine.options import Options
@@ -30,7 +30,7 @@ R = TypeVar("R")
 
 def rounds(
     model: nn.Module,
-    clients: Sequence[Any] | Elsewhere,
+    clients: Sequence[Any] | RemoteClients,
     test: Any = None,
     *,
     cut: Cut = 0,

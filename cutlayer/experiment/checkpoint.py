@@ -25,7 +25,7 @@ from cutlayer.clients.state import Owner
 from cutlayer.core.files import move, persistently, sync, write_aside
 from cutlayer.core.sealed import pack, seal, seal_of, unpack, unseal
 from cutlayer.engine.records import Global
-from cutlayer.engine.spill import Kept, Parcel
+from cutlayer.engine.spill import Kept, OwnedState
 from cutlayer.errors import StoreError
 from cutlayer.experiment import journal
 from cutlayer.nn.flat import Vectors
@@ -176,7 +176,7 @@ def _load(path: Path, like: Global) -> Global:
             raise StoreError(
                 f"{name} has {tuple(theirs.shape)} {theirs.dtype}, the model {tuple(ours.shape)} {ours.dtype}"
             )
-    clients, rounds = (tensors.pop(f"turns.{name}").tolist() for name in ("client", "rounds"))
+    clients, rounds = (tensors.pop(f"participations.{name}").tolist() for name in ("client", "rounds"))
     update = {name.removeprefix("update."): tensor.to(like.W.w.device) for name, tensor in tensors.items()}
     kept = {Owner(owner): _found(path.parent, entry) for owner, entry in manifest["kept"].items()}
     return Global(manifest["round"], W, update, kept, dict(zip(clients, rounds, strict=True)))
@@ -205,7 +205,7 @@ def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def _found(folder: Path, entry: Mapping[str, Any]) -> Parcel:
+def _found(folder: Path, entry: Mapping[str, Any]) -> OwnedState:
     """What an owner kept, from either of its files; one that is damaged is written again from the other."""
     wrong: dict[Path, Exception] = {}
     whole: Path | None = None
@@ -222,7 +222,7 @@ def _found(folder: Path, entry: Mapping[str, Any]) -> Parcel:
         if path == copies[0] or path.exists():
             warnings.warn(f"{path}: {why}; written again from its copy", DamagedCheckpoint, stacklevel=6)
             write_aside(path, whole.read_bytes())
-    return Parcel(int(entry["version"]), None, copies[0])
+    return OwnedState(int(entry["version"]), None, copies[0])
 
 
 def _copies(folder: Path, name: str) -> tuple[Path, Path]:
@@ -243,6 +243,6 @@ def _unpacked(path: Path, expected: str) -> dict[str, Tensor]:
 def _named(state: Global) -> dict[str, Tensor]:
     named = dict(zip(Vectors._fields, state.W, strict=True))
     named |= {f"update.{key}": tensor for key, tensor in state.update.items()}
-    named["turns.client"] = torch.tensor(list(state.turns.keys()), dtype=torch.int64)
-    named["turns.rounds"] = torch.tensor(list(state.turns.values()), dtype=torch.int64)
+    named["participations.client"] = torch.tensor(list(state.participations.keys()), dtype=torch.int64)
+    named["participations.rounds"] = torch.tensor(list(state.participations.values()), dtype=torch.int64)
     return named

@@ -13,7 +13,7 @@ from torch import nn
 from cutlayer.core.files import as_path, reached
 from cutlayer.data import cache
 from cutlayer.data.own import Own, seen_as
-from cutlayer.data.rows import Bundle, Rows
+from cutlayer.data.rows import Bundle, StoredRows
 from cutlayer.data.source import Source, View
 from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import Pixels, heard, told
@@ -28,7 +28,7 @@ DEEPEST = 1000  # blocks of a server's model, which take time to build even wher
 
 
 @dataclass(frozen=True)
-class Guest:
+class ClientData:
     """Where this client's rows are, and what to take of them."""
 
     data: Path
@@ -95,7 +95,7 @@ class Guest:
         return own.read(self.data)
 
 
-def _named(rows: Rows, names: tuple[str, ...], welcome: Welcome) -> Rows:
+def _named(rows: StoredRows, names: tuple[str, ...], welcome: Welcome) -> StoredRows:
     """Labels as the server numbers them, where classes have names."""
     theirs = welcome.class_names
     if not names or names == theirs:
@@ -104,7 +104,7 @@ def _named(rows: Rows, names: tuple[str, ...], welcome: Welcome) -> Rows:
         for name in names:
             expect(name in theirs, "data: class", name, f"one of the server's {', '.join(theirs[:20])}")
         codes = np.array([theirs.index(name) for name in names], dtype=np.int64)
-        return Rows(rows.x, codes[rows.y], rows.owners, rows.owner_names)
+        return StoredRows(rows.x, codes[rows.y], rows.owners, rows.owner_names)
     expect(
         len(names) == welcome.classes,
         "data: classes",

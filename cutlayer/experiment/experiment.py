@@ -19,7 +19,7 @@ from torch import nn
 
 from cutlayer._version import __version__
 from cutlayer.clients.cohort import Comes
-from cutlayer.clients.remote import Elsewhere
+from cutlayer.clients.remote import RemoteClients
 from cutlayer.core import heap, sealed
 from cutlayer.core.files import as_path, from_root, write_aside
 from cutlayer.core.lock import Lock
@@ -51,7 +51,7 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
     return model
 
 
-def assemble(config: Config, warm: bool = True, elsewhere: Elsewhere | None = None) -> Run:
+def assemble(config: Config, warm: bool = True, elsewhere: RemoteClients | None = None) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
     `elsewhere`: clients on other machines; what is here of the task is to test on."""
     look(config)
@@ -116,7 +116,7 @@ class Experiment:
         config: Config,
         out: Path,
         overwrite: bool = False,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteClients | None = None,
         serve: Mapping[str, Any] | None = None,
     ) -> Experiment:
         """A new run. Whatever is wrong with the config or the data is said before anything is written.
@@ -132,24 +132,24 @@ class Experiment:
             lock = run_directory.claim(out, description.FILE, about.config, overwrite)
             try:
                 write_aside(out / model_profile.FILE, model_profile.dump(run, load_data(config)))
-                run.setup.shelf.place(out / run_directory.SPILL)
+                run.setup.spill_cache.place(out / run_directory.SPILL)
                 checkpoint.save(out, run.state, about)
             except BaseException:
                 lock.close()
                 raise
             return lock
 
-        return cls(config, out, run, [], at_root(run.setup.team, claim), about)
+        return cls(config, out, run, [], at_root(run.setup.processes, claim), about)
 
     @classmethod
-    def resume(cls, out: Path, elsewhere: Elsewhere | None = None, changes: Changes = "refuse") -> Experiment:
+    def resume(cls, out: Path, elsewhere: RemoteClients | None = None, changes: Changes = "refuse") -> Experiment:
         """A run that was interrupted, or is complete: from its newest whole checkpoint. `changes`: what to do where
         its config is not what it was."""
         known = checkpoint.about(out)
         before = None if known is None else known.config
         described = settled(out, before, changes)
-        team = join(described.config.ranks)
-        lock = at_root(team, lambda: Lock(out))
+        processes = join(described.config.ranks)
+        lock = at_root(processes, lambda: Lock(out))
         try:
             if lock is not None:
                 restore(out / description.FILE, before, described.given)
@@ -166,14 +166,14 @@ class Experiment:
         described: Description,
         known: checkpoint.About | None,
         lock: Lock | None,
-        elsewhere: Elsewhere | None,
+        elsewhere: RemoteClients | None,
     ) -> Experiment:
-        config, team = described.config, join(described.config.ranks)
+        config, processes = described.config, join(described.config.ranks)
         rounds_done = len(journal.read(out / journal.FILE))
-        run = in_turn(team, lambda: assemble(config, False, elsewhere))
+        run = in_turn(processes, lambda: assemble(config, False, elsewhere))
         about = checkpoint.About(described.dump(), model_profile.digest(run))
-        found = checkpoint.load(out, run.state, rounds_done) if team.root else None
-        if team.root and found is None:
+        found = checkpoint.load(out, run.state, rounds_done) if processes.root else None
+        if processes.root and found is None:
             run = assemble(config, True, elsewhere)
             if not checkpoint.began_with(out, run.state):
                 raise StoreError(f"{out}: its first checkpoint is damaged, and what it began with is not what it was")
@@ -181,14 +181,14 @@ class Experiment:
                 said = f"{out}: no checkpoint of its rounds; starting again"
                 warnings.warn(said, checkpoint.LostJournal, stacklevel=3)
             checkpoint.save(out, run.state, about)
-        history = at_root(team, lambda: cls._cleared(out, described, run, found, known)) or []
+        history = at_root(processes, lambda: cls._cleared(out, described, run, found, known)) or []
         if found is not None:
             run.resume(found, history)
-        if team.size > 1:
-            if team.root:
-                broadcast.send(team, run.state)
+        if processes.size > 1:
+            if processes.root:
+                broadcast.send(processes, run.state)
             else:
-                run.resume(broadcast.receive(team, {}), journal.read(out / journal.FILE))
+                run.resume(broadcast.receive(processes, {}), journal.read(out / journal.FILE))
         return cls(config, out, run, history, lock, about)
 
     @staticmethod
@@ -207,7 +207,7 @@ class Experiment:
             if (out / model_profile.FILE).exists():
                 warnings.warn(f"{error}; written again", Restored, stacklevel=4)
             write_aside(out / model_profile.FILE, model_profile.dump(run, load_data(config)))
-        run.setup.shelf.place(out / run_directory.SPILL)
+        run.setup.spill_cache.place(out / run_directory.SPILL)
         checkpoint.forget_after(out, 0 if found is None else found.n)
         return journal.trim(out / journal.FILE, 0 if found is None else found.n)
 
@@ -252,7 +252,7 @@ class Experiment:
 
     def _save_fronts(self, cut: int, words: dict[str, str]) -> None:
         """The front of every client that keeps one."""
-        own = [j for j in sorted(self.run.state.turns) if self.run.state.front(j) is not None]
+        own = [j for j in sorted(self.run.state.participations) if self.run.state.front(j) is not None]
         if own:
             (self.out / "fronts").mkdir(exist_ok=True)
         for j in own:

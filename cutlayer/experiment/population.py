@@ -12,7 +12,7 @@ from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.parts import Holdout, Parts, Side, Tail
-from cutlayer.data.rows import Rows
+from cutlayer.data.rows import StoredRows
 from cutlayer.data.source import Population, View
 from cutlayer.data.tasks import held, load_task
 from cutlayer.data.transform import Transform
@@ -51,7 +51,7 @@ def _task(config: Config) -> tuple[str, Path | None, int | None, int, Own | None
     return config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
 
 
-def divided(config: Config, data: Dataset) -> tuple[Rows, Parts]:
+def divided(config: Config, data: Dataset) -> tuple[StoredRows, Parts]:
     """The rows that are divided over the clients, and the parts.
 
     With tests of their own, clients divide training and test rows together, unless owners have rows of both.
@@ -109,7 +109,7 @@ def _shared(data: Dataset) -> Literal["all", "some"] | None:
     return None if not test & train else "all" if test <= train else "some"
 
 
-def _by_owner(parts: Parts, rows: Rows, test: Rows) -> Parts:
+def _by_owner(parts: Parts, rows: StoredRows, test: StoredRows) -> Parts:
     """The test rows of the owner whose training rows each client holds."""
     assert rows.owners is not None and test.owners is not None
     theirs = {name: np.flatnonzero(test.owners == code) for code, name in enumerate(test.owner_names)}

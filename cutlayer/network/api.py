@@ -97,11 +97,13 @@ def join(
     """
     needs("net")
     from cutlayer.data.source import Source, source
-    from cutlayer.network.client.loop import Joining
+    from cutlayer.network.client.loop import ClientLoop
     from cutlayer.network.protocol.handshake import Welcome
     from cutlayer.network.transport.frames import DTYPES
 
     def load(welcome: Welcome) -> tuple[nn.Module, Source]:
         return twin(model), source(data, DTYPES[welcome.dtype], "data")
 
-    return Joining(server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say)()
+    return ClientLoop(
+        server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say
+    )()

@@ -41,10 +41,10 @@ class Adam:
     def update(self, w: Tensor, g: Tensor, m: Sequence[Tensor], eta: float, t: int) -> None:
         for moment, beta in zip(m, self.betas, strict=True):
             moment.mul_(beta)
-        self.absorb(m, g)
+        self.accumulate(m, g)
         self.apply(w, m, eta, t)
 
-    def absorb(self, m: Sequence[Tensor], g: Tensor) -> None:
+    def accumulate(self, m: Sequence[Tensor], g: Tensor) -> None:
         m[0].add_(g, alpha=1 - self.betas[0])
         m[1].addcmul_(g, g, value=1 - self.betas[1])
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cutlayer.core.group import Team
+from cutlayer.core.group import ProcessGroup
 from cutlayer.core.threads import Workers, parts
 from cutlayer.nn.flat import Vectors
 
@@ -19,8 +19,8 @@ class Mean:
     Rows may be added in several groups; where they are spread over ranks, each adds its own once, in one group.
     """
 
-    def __init__(self, like: Vectors, workers: Workers, team: Team) -> None:
-        self.like, self.workers, self.team = like, workers, team
+    def __init__(self, like: Vectors, workers: Workers, processes: ProcessGroup) -> None:
+        self.like, self.workers, self.processes = like, workers, processes
         precise = (torch.promote_types(v.dtype, torch.float32) for v in (like.w, like.b))
         self.w, self.b = (torch.zeros_like(v, dtype=t) for v, t in zip((like.w, like.b), precise, strict=True))
         self.i = torch.zeros_like(like.i)
@@ -30,7 +30,7 @@ class Mean:
         self._add(self.b, [row.b for row in rows], p)
         for i in (row.i for row in rows):
             torch.maximum(self.i, i, out=self.i)
-        for found in self.team.all_tensors({"i": self.i}) if self.team.size > 1 else ():
+        for found in self.processes.all_tensors({"i": self.i}) if self.processes.size > 1 else ():
             torch.maximum(self.i, found["i"].to(self.i.device), out=self.i)
 
     def _add(self, total: Tensor, rows: Sequence[Tensor], p: Sequence[float]) -> None:
@@ -39,7 +39,7 @@ class Mean:
                 total[at].add_(row[at], alpha=p_j)
 
         if len(total):
-            self.team.add_up([total], visit, self.workers)()
+            self.processes.add_up([total], visit, self.workers)()
 
     def scale(self, factor: float) -> None:
         """Where the weights did not add up to 1."""
@@ -51,14 +51,16 @@ class Mean:
         return Vectors(self.w.to(self.like.w.dtype), self.b.to(self.like.b.dtype), self.i)
 
 
-def average(rows: Sequence[Vectors], p: Sequence[float], like: Vectors, workers: Workers, team: Team) -> Vectors:
+def average(
+    rows: Sequence[Vectors], p: Sequence[float], like: Vectors, workers: Workers, processes: ProcessGroup
+) -> Vectors:
     """The mean of rows that are all there. `like`: a vector of their kind, for a rank that has none of them."""
-    mean = Mean(like, workers, team)
+    mean = Mean(like, workers, processes)
     mean.add(rows, p)
     return mean.value
 
 
-def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, team: Team) -> float:
+def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, processes: ProcessGroup) -> float:
     """The mean distance of all ranks' rows to their center."""
 
     def squares(at: slice) -> list[float]:
@@ -67,5 +69,5 @@ def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, team: Team
 
     found = zip(*workers.map(squares, parts(len(center.w))), strict=True)
     mine = [math.sqrt(math.fsum(pieces)) for pieces in found] or [0.0] * len(rows)
-    everybodys = [distance for distances in team.everyones(mine) for distance in distances]
+    everybodys = [distance for distances in processes.everyones(mine) for distance in distances]
     return math.fsum(everybodys) / len(everybodys)

@@ -5,7 +5,7 @@
 
 Momentum fusion asks one thing more, how a step goes on from the fused momentum. An optimizer with one moment says it in
 `fused`: the step is taken, and the new moment takes the place of the gradient. One with more has moments that are
-linear in something of the gradient: `absorb` adds that, and `betas` are the factors of the old moments.
+linear in something of the gradient: `accumulate` adds that, and `betas` are the factors of the old moments.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LinearMoments(Optimizer, Protocol):
     def betas(self) -> tuple[float, ...]:
         """The factor of each old moment; they are corrected by 1 - beta^t."""
 
-    def absorb(self, m: Sequence[Tensor], g: Tensor) -> None:
+    def accumulate(self, m: Sequence[Tensor], g: Tensor) -> None:
         """m <- m + fresh(g), in place."""
 
 

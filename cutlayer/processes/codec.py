@@ -25,13 +25,13 @@ class Start:
 Message = Smashed | Features | FeatureGrad | CutGrad | Square | Momentum | Report | Start
 
 
-def letters(messages: Sequence[Message], *words: Any) -> Tensor:
+def encode(messages: Sequence[Message], *words: Any) -> Tensor:
     """Messages, and any words before them, as bytes."""
     written = [_written(message) for message in messages]
     return pack([words, [line for line, _ in written]], [tensor for _, tensors in written for tensor in tensors])
 
 
-def read(blob: Tensor) -> tuple[list[Any], list[Any]]:
+def decode(blob: Tensor) -> tuple[list[Any], list[Any]]:
     """The words and the messages."""
     (words, lines), tensors = unpack(blob)
     rest = iter(tensors)

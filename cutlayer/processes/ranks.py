@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cutlayer.core.group import ALONE, Team, Visit, Wait, at_once
+from cutlayer.core.group import ONE_PROCESS, ProcessGroup, Visit, Wait, at_once
 from cutlayer.core.pack import pack, unpack
 from cutlayer.core.threads import Workers
 from cutlayer.errors import ContractError, RankLost, unknown
@@ -26,7 +26,7 @@ T = TypeVar("T")
 SUMS = ("ordered", "fast")
 
 
-class Ranks(Team):
+class Ranks(ProcessGroup):
     """This process among the others of its group."""
 
     def __init__(self, sums: str) -> None:
@@ -140,19 +140,19 @@ class Ranks(Team):
             raise RankLost(f"rank {self.rank} of {self.size} no longer hears another: {words}") from error
 
 
-def join(sums: str | None) -> Team:
+def join(sums: str | None) -> ProcessGroup:
     """The team this process belongs to: that of `torchrun`, or of a group that has been joined already; None: alone."""
     if sums is None or not dist.is_available():
-        return ALONE
+        return ONE_PROCESS
     if not dist.is_initialized():
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-            return ALONE
+            return ONE_PROCESS
         if "MASTER_ADDR" not in os.environ:
             raise ContractError("ranks: WORLD_SIZE is set, but not MASTER_ADDR; expected a start by torchrun")
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=silence()))
     if dist.get_world_size() < 2:
-        return ALONE
+        return ONE_PROCESS
     if sums not in _joined:  # all ranks meet here once, and not in every run of a program
         _joined[sums] = Ranks(sums)
     return _joined[sums]

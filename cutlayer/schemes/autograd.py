@@ -96,20 +96,20 @@ class Passes:
         (grad,) = differentiate(loss, [rows.views[row]], inputs=[leaf])
         return grad, loss.detach()
 
-    def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+    def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         """Gradients at the cut alone, all through one row, frozen. Buffers that the passes move, move in order."""
         moves = any(self.half.sizes[1:])
         if moves:
-            return [self._look(rows, row, [s])[0] for s in smashed]
+            return [self._input_gradients(rows, row, [s])[0] for s in smashed]
         size = self.size if self.stacks else 1
         groups = together(range(len(smashed)), [s.samples for s in smashed], size)
         done: dict[int, CutGrad] = {}
-        made = self.workers.map(lambda group: self._look(rows, row, [smashed[i] for i in group]), groups)
+        made = self.workers.map(lambda group: self._input_gradients(rows, row, [smashed[i] for i in group]), groups)
         for group, replies in zip(groups, made, strict=True):
             done |= zip(group, replies, strict=True)
         return [done[i] for i in range(len(smashed))]
 
-    def _look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+    def _input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         a, y, _, (leaf,) = inputs_of(smashed, self.half.device)
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():

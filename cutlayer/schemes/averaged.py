@@ -23,7 +23,7 @@ class Averaged:
 
     def __init__(self, inner: Session, server: Server, clients: Sequence[int], share: float) -> None:
         self.inner, self.samples = inner, server.samples
-        first = server.turn(len(clients))[: max(1, int(share * len(clients) + 1e-9))]
+        first = server.permutation(len(clients))[: max(1, int(share * len(clients) + 1e-9))]
         self.active = {clients[place] for place in first}
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:

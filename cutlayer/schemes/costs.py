@@ -69,9 +69,9 @@ class Traced(Server):
             self.trained[r] = self.trained.get(r, 0) + 1
         return super().backward(rows, row, smashed)
 
-    def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+    def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         self.looked = True  # frozen: all of them could run side by side
-        return super().look(rows, row, smashed)
+        return super().input_gradients(rows, row, smashed)
 
     def chain(self) -> int:
         """The longest run of passes that had to wait for one another since the last call."""

@@ -163,13 +163,13 @@ class Cycled:
         """ServerGrad(B_i, freeze=true): each client's own batch through the updated server, Eq. 4."""
         rows = self.rows
         if self.frozen_bn == "train":
-            return self.server.look(rows, 0, smashed)
+            return self.server.input_gradients(rows, 0, smashed)
         b, i = rows.b[0].clone(), rows.i[0].clone()
         rows.half.train(self.frozen_bn != "eval")
         try:
             replies = []
             for s in smashed:
-                replies += self.server.look(rows, 0, [s])
+                replies += self.server.input_gradients(rows, 0, [s])
                 rows.b[0], rows.i[0] = b, i
             return replies
         finally:

@@ -89,7 +89,7 @@ class FusedMomentum:
                 self.kind.begin([m[at] for m in self.before], [m[at] for m in self.m_bar], n)
             part(at)
 
-        wait = self.server.team.add_up(self.before, visit, self.server.workers)
+        wait = self.server.processes.add_up(self.before, visit, self.server.workers)
         self._owed, self._under_way = 1.0, (wait, 1.0)
 
     def divide(self, m: float) -> None:
@@ -176,11 +176,11 @@ class Linear:
             torch.mul(old, beta * n, out=new)
 
     def add(self, total: Sequence[Tensor], g: Tensor) -> None:
-        self.optimizer.absorb(total, g)
+        self.optimizer.accumulate(total, g)
 
     def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         m_j = [m * beta for m, beta in zip(before, self.optimizer.betas, strict=True)]
-        self.optimizer.absorb(m_j, g)
+        self.optimizer.accumulate(m_j, g)
         return [g.copy_(m_j[0]), *m_j[1:]]
 
 
@@ -191,5 +191,5 @@ def _kind(optimizer: Optimizer) -> Kind:
         return Linear(optimizer)
     raise ContractError(
         f"optimizer = {optimizer}: its momentum cannot be fused; expected the methods `past` and `fused`, "
-        "or `betas` and `absorb`"
+        "or `betas` and `accumulate`"
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
 from cutlayer.clients.state import Owner, slot
-from cutlayer.core.group import ALONE, Team
+from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Vectors
@@ -48,7 +48,7 @@ class Compute:
     workers: Workers = field(default_factory=Workers)
     size: int = 1
     stacks: bool = True
-    team: Team = ALONE
+    processes: ProcessGroup = ONE_PROCESS
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Server:
         self.optimizer, self.seed, self.shuffle = rules.optimizer, rules.seed, rules.shuffle
         self.local, self.persists = rules.local, rules.persists
         self.client_optimizer = rules.client_optimizer or rules.optimizer
-        self.workers, self.team = compute.workers, compute.team
+        self.workers, self.processes = compute.workers, compute.processes
         self.passes = Passes(half, rules.loss, rules.seed, compute.workers, compute.size, compute.stacks)
         self._rows: Rows | None = None
         self._history = False
@@ -203,10 +203,10 @@ class Server:
         """The optimizer's step of these rows, each with its gradient, weight decay and local rule included."""
         optimizer_step(self.workers, Step(self.local, self.optimizer, self.start.w, self.eta), rows, memory, which)
 
-    def look(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
+    def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         """The gradients at the cut alone: the server's weights are frozen."""
         self.work += LOOKED * sum(s.samples for s in smashed)
-        return self.passes.look(rows, row, smashed)
+        return self.passes.input_gradients(rows, row, smashed)
 
     def agreed(self, replies: Sequence[CutGrad]) -> list[CutGrad]:
         """The replies whose step the server may now take: all of them, unless the local rule needs the clients' part
@@ -240,7 +240,7 @@ class Server:
         assert self._memory is not None, "the scheme has asked for no memory"
         return self._memory.get(row)
 
-    def turn(self, n: int) -> list[int]:
+    def permutation(self, n: int) -> list[int]:
         """The places 0..n-1 in a random order, the same all through a round; in order where nothing is shuffled."""
         return [int(place) for place in self.rng("turn").permutation(n)] if self.shuffle else list(range(n))
 

@@ -79,7 +79,7 @@ class Shared:
         self.server, self.reset = server, reset
         self.rows = server.surrogates(1)
         self.memory = server.memory([SERVER], persists=reset == "never")
-        self.rank = {clients[place]: rank for rank, place in enumerate(server.turn(len(clients)))}
+        self.rank = {clients[place]: rank for rank, place in enumerate(server.permutation(len(clients)))}
         self.previous: int | None = None
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:

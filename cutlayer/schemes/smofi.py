@@ -80,8 +80,8 @@ class Fused:
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
         replies = self.server.backward(self.Ws, self.row, smashed)  # 6, 7: g_j into its row
         A = {reply.address.client for reply in self.server.agreed(replies)}
-        if A or wave.elsewhere:
-            self._fuse(A, A.union(wave.elsewhere))
+        if A or wave.on_other_ranks:
+            self._fuse(A, A.union(wave.on_other_ranks))
         return replies  # 10
 
     def _fuse(self, here: set[int], A: set[int]) -> None:

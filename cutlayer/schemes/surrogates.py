@@ -125,7 +125,7 @@ class Surrogates:
         self.lost |= set(wave.clients) - set(arrived)
         server.step(rows, self.memory, sorted(self.row[j] for j in arrived))
         if self.every == "step":
-            self._average([*arrived, *wave.elsewhere])  # over the clients active at this step
+            self._average([*arrived, *wave.on_other_ranks])  # over the clients active at this step
         return replies
 
     def close(self) -> Closed:
@@ -139,7 +139,7 @@ class Surrogates:
         total = sum(server.samples[j] for j in clients)
         mine = [j for j in self.row if j in set(clients)]
         p = [server.samples[j] / total for j in mine]
-        Ws = average([self.rows.row(self.row[j]) for j in mine], p, server.start, server.workers, server.team)
+        Ws = average([self.rows.row(self.row[j]) for j in mine], p, server.start, server.workers, server.processes)
         self.rows.fill(Ws, len(self.row))
         if not self.server.persists:
             self.memory.reset()

@@ -18,7 +18,7 @@ import pytest
 from cutlayer.cli.commands import serve
 from cutlayer.cli.main import main
 from cutlayer.experiment import checkpoint, run_directory, server_directory
-from cutlayer.network.client.loop import Joining
+from cutlayer.network.client.loop import ClientLoop
 from cutlayer.network.server import service
 from cutlayer.network.transport import dial, identity
 from cutlayer.network.transport.hub import Hub
@@ -336,10 +336,10 @@ def test_an_interrupted_server_goes_on(said: Output, monkeypatch: pytest.MonkeyP
 
 
 def test_an_interrupted_client_may_come_again(said: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(joining: Joining) -> None:
+    def interrupt(joining: ClientLoop) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Joining, "__call__", interrupt)
+    monkeypatch.setattr(ClientLoop, "__call__", interrupt)
     arrays(Path("mine.npz"), 12, 0)
     assert run("join --server 127.0.0.1:1 --name a --data mine.npz") == 130
     assert said()[1] == "cutlayer: interrupted; the same command takes part again\n"

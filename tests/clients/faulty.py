@@ -73,10 +73,10 @@ class FaultyCohort:
         sent = self.inner.gather(replace(wave, clients=speaking)) if speaking else []
         return self._carried(sent, Smashed)
 
-    def turn(self, features: Sequence[Features]) -> list[FeatureGrad]:
+    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
         asked = [f.address.client for f in features]
         assert len(asked) == len(set(asked)) and not self._silent & set(asked), f"features for {asked}"
-        return self._carried(self.inner.turn(self._shuffled(features)), FeatureGrad)
+        return self._carried(self.inner.tail_step(self._shuffled(features)), FeatureGrad)
 
     def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
         answered = [reply.address.client for reply in replies]

@@ -15,7 +15,7 @@ from torch.nn import functional
 import cutlayer as cl
 from cutlayer.clients.client import Client, Seat
 from cutlayer.clients.messages import Address, CutGrad, Plan, Report, Smashed
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import source
 from cutlayer.nn.flat import Rows, half
 from cutlayer.optim.memory import Memory
@@ -44,9 +44,9 @@ class Alone:
     ) -> None:
         front = half(net, range(1), CPU)
         seats, optimizer = Rows(front, 1), cl.SGD(lr=0.1, momentum=0.9, weight_decay=0.0)
-        feed = Feed(batch_size=len(rows[0]), epochs=3, shuffle=False, seed=seed)
+        schedule = BatchSchedule(batch_size=len(rows[0]), epochs=3, shuffle=False, seed=seed)
         self.client = Client(j, source(rows, front.dtypes[0], "rows"))
-        plan = Plan(Address(n, j, -1), 0, front.read(), feed, optimizer, 0.1, noise=noise)
+        plan = Plan(Address(n, j, -1), 0, front.read(), schedule, optimizer, 0.1, noise=noise)
         self.client.open(plan, Seat(seats, Memory(optimizer, seats.w), 0))
 
     def forward(self) -> Smashed:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import cutlayer as cl
 from cutlayer.core import threads as module
-from cutlayer.core.group import ALONE
+from cutlayer.core.group import ONE_PROCESS
 from cutlayer.core.threads import Workers, one_thread, parts
 from cutlayer.nn.flat import Half, Rows, Vectors, differentiate, half
 from cutlayer.nn.stacked import Stack
@@ -180,7 +180,7 @@ def test_a_step_from_the_fused_momentum_is_a_step_whose_old_moments_are_that(opt
     else:
         assert isinstance(optimizer, LinearMoments)
         found = [beta * m.expand_as(g) for beta, m in zip(optimizer.betas, m_bar, strict=True)]
-        optimizer.absorb(found, g)
+        optimizer.accumulate(found, g)
         torch.testing.assert_close(found, moments, rtol=1e-14, atol=1e-14)
 
 
@@ -244,14 +244,14 @@ def test_mean_and_drift_are_those_computed_by_hand(
     rows = [Vectors(torch.randn(300, dtype=dtype), torch.randn(7, dtype=dtype), i) for i in counters]
     p = [0.5, 0.2, 0.3]
     pool = Workers(threads)
-    got = average(rows, p, rows[0], pool, ALONE)
+    got = average(rows, p, rows[0], pool, ONE_PROCESS)
     for v in (0, 1):
         naive = sum(p_j * row[v].double() for p_j, row in zip(p, rows, strict=True))
         assert isinstance(naive, Tensor) and got[v].dtype == dtype
         torch.testing.assert_close(got[v].double(), naive, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14)
     assert got.i.tolist() == [5, 9]
     distances = [math.dist(row.w.tolist(), got.w.tolist()) for row in rows]
-    assert drift(rows, got, pool, ALONE) == pytest.approx(
+    assert drift(rows, got, pool, ONE_PROCESS) == pytest.approx(
         sum(distances) / 3, rel=1e-5 if dtype == torch.float32 else 1e-12
     )
 
@@ -261,21 +261,23 @@ def test_means_and_drifts_do_not_depend_on_the_number_of_threads(monkeypatch: py
     torch.manual_seed(3)
     rows = [Vectors(torch.randn(1000), torch.randn(3), torch.arange(2)) for _ in range(5)]
     p = [0.1, 0.3, 0.2, 0.15, 0.25]
-    means = [average(rows, p, rows[0], Workers(n), ALONE) for n in (1, 2, 3)]
+    means = [average(rows, p, rows[0], Workers(n), ONE_PROCESS) for n in (1, 2, 3)]
     assert all(torch.equal(a, b) for one in means[1:] for a, b in zip(means[0], one, strict=True))
-    assert len({drift(rows, means[0], Workers(n), ALONE) for n in (1, 2, 3)}) == 1
+    assert len({drift(rows, means[0], Workers(n), ONE_PROCESS) for n in (1, 2, 3)}) == 1
 
 
 def test_a_drift_whose_square_is_too_large_for_the_dtype() -> None:
     rows = [Vectors(torch.full((4,), w), torch.zeros(0), torch.zeros(0, dtype=torch.int64)) for w in (-1e30, 1e30)]
-    assert drift(rows, average(rows, [0.5, 0.5], rows[0], Workers(), ALONE), Workers(2), ALONE) == pytest.approx(2e30)
+    assert drift(
+        rows, average(rows, [0.5, 0.5], rows[0], Workers(), ONE_PROCESS), Workers(2), ONE_PROCESS
+    ) == pytest.approx(2e30)
 
 
 def test_a_half_without_weights_has_a_mean_and_no_drift() -> None:
     rows = [Vectors(torch.zeros(0), torch.full((2,), float(j)), torch.zeros(0, dtype=torch.int64)) for j in range(2)]
-    got = average(rows, [0.25, 0.75], rows[0], Workers(2), ALONE)
+    got = average(rows, [0.25, 0.75], rows[0], Workers(2), ONE_PROCESS)
     assert got.b.tolist() == [0.75, 0.75]
-    assert drift(rows, got, Workers(2), ALONE) == 0.0
+    assert drift(rows, got, Workers(2), ONE_PROCESS) == 0.0
 
 
 def test_what_the_loss_does_not_reach_has_no_gradient() -> None:

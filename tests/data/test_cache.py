@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cutlayer.data import cache, contents
-from cutlayer.data.rows import Bundle, Form, Rows, none_of
+from cutlayer.data.rows import Bundle, Form, StoredRows, none_of
 from cutlayer.errors import ContractError
 
 
@@ -25,7 +25,7 @@ class Counted:
         self.reads += 1
         x = np.frombuffer((folder / "data.bin").read_bytes(), dtype=np.uint8).reshape(-1, 1, 64, 64)
         owners = np.arange(len(x)) % 3 if self.with_owners else None
-        train = Rows(x, np.arange(len(x)), owners, ("a", "b", "c") if self.with_owners else ())
+        train = StoredRows(x, np.arange(len(x)), owners, ("a", "b", "c") if self.with_owners else ())
         return Bundle(train, none_of(train), ("first", "second"))
 
 

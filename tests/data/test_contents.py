@@ -12,7 +12,7 @@ import pytest
 
 from cutlayer.data import cache, contents
 from cutlayer.data.own import Own
-from cutlayer.data.rows import Bundle, Form, Rows, none_of
+from cutlayer.data.rows import Bundle, Form, StoredRows, none_of
 from cutlayer.errors import StoreError
 from cutlayer.experiment.config import parse
 from cutlayer.experiment.population import load_data, look
@@ -51,7 +51,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def read(folder: Path) -> Bundle:
     x = [np.frombuffer((folder / name).read_bytes(), dtype=np.uint8).reshape(ROWS, LENGTH) for name in "ab"]
-    train = Rows(np.concatenate(x), np.zeros(2 * ROWS, dtype=np.int64))
+    train = StoredRows(np.concatenate(x), np.zeros(2 * ROWS, dtype=np.int64))
     return Bundle(train, none_of(train))
 
 

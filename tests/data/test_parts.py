@@ -19,7 +19,7 @@ from cutlayer.data.dataset import Dataset
 from cutlayer.data.partition import IID, Natural, QuantitySkew, Shards
 from cutlayer.data.partition_file import FromFile
 from cutlayer.data.parts import Holdout, Parts, Side, Tail, divergence, histograms
-from cutlayer.data.rows import Rows, none_of
+from cutlayer.data.rows import StoredRows, none_of
 from cutlayer.data.transform import Features
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment.config import parse
@@ -174,9 +174,9 @@ def test_files_that_are_not_there_or_of_another_kind(tmp_path: Path) -> None:
 
 def dataset(test_owners: bool = True, tests: int = 30) -> Dataset:
     """Rows whose only feature is their number; owners a, b, c, the test rows' in another order."""
-    train = Rows(np.arange(90, dtype=np.float32)[:, None], np.arange(90) % 3, np.arange(90) % 3, ("a", "b", "c"))
+    train = StoredRows(np.arange(90, dtype=np.float32)[:, None], np.arange(90) % 3, np.arange(90) % 3, ("a", "b", "c"))
     owners = np.arange(tests) % 3 if test_owners else None
-    test = Rows(900 + np.arange(tests, dtype=np.float32)[:, None], np.arange(tests) % 3, owners, ("c", "a", "x"))
+    test = StoredRows(900 + np.arange(tests, dtype=np.float32)[:, None], np.arange(tests) % 3, owners, ("c", "a", "x"))
     return Dataset(train, test if tests else none_of(train), 3, Features(), Features())
 
 
@@ -210,7 +210,7 @@ def test_a_file_with_tests_is_used_as_it_is(tmp_path: Path) -> None:
 def test_owners_of_the_one_side_only_are_divided_together() -> None:
     """As CelebA is published: nobody is in training and test."""
     base = dataset()
-    test = Rows(base.test.x, base.test.y, base.test.owners, ("x", "y", "z"))
+    test = StoredRows(base.test.x, base.test.y, base.test.owners, ("x", "y", "z"))
     config = parse({"protocol": "cyclesl", "partition": {"name": "natural", "min_size": 1}})
     rows, parts = divided(config, replace(base, test=test))
     assert len(rows) == 120 and parts.sizes.tolist() == [30, 30, 30, 10, 10, 10]
@@ -219,7 +219,7 @@ def test_owners_of_the_one_side_only_are_divided_together() -> None:
 
 def test_one_test_set_is_of_those_who_are_clients() -> None:
     base = dataset()
-    test = Rows(base.test.x, base.test.y, base.test.owners, ("c", "a", "b"))
+    test = StoredRows(base.test.x, base.test.y, base.test.owners, ("c", "a", "b"))
     config = parse({"partition": {"name": "natural", "min_size": 1}, "clients": 2})
     train, tested = populate(config, replace(base, test=test))
     owners = {int(base.train.owners[view.index[0]]) for view in train}

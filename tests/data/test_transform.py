@@ -8,12 +8,12 @@ import torch
 
 import cutlayer as cl
 from cutlayer.data.parts import Parts
-from cutlayer.data.rows import Rows
+from cutlayer.data.rows import StoredRows
 from cutlayer.data.source import Population, View
 from cutlayer.data.transform import Codes, Features, Pixels
 
 X = np.random.default_rng(0).integers(0, 256, (40, 3, 6, 6), dtype=np.uint8)
-ROWS = Rows(X, np.arange(40) % 4)
+ROWS = StoredRows(X, np.arange(40) % 4)
 MEAN, STD = (0.1, 0.5, 0.9), (0.2, 0.3, 0.4)
 CPU = torch.device("cpu")
 

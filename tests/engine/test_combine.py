@@ -97,7 +97,7 @@ def trains(run: cl.Run) -> None:
     """Two rounds in which every client takes its steps, every loss is finite, and so is the model that has moved."""
     before = run.model.state_dict()
     for record in run:
-        assert record.participants == 4 and record.steps == 4 * (run.setup.feed.steps or 0)
+        assert record.participants == 4 and record.steps == 4 * (run.setup.schedule.steps or 0)
         assert record.train_loss is not None and math.isfinite(record.train_loss)
         assert math.isfinite(record.drift_client) and math.isfinite(record.drift_server)
     after = run.model.state_dict()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
-from cutlayer.engine.spill import Parcel, Shelf
+from cutlayer.engine.spill import OwnedState, SpillCache
 from cutlayer.optim.memory import Moments
 from cutlayer.registry import SCHEMES
 
@@ -75,14 +75,14 @@ def test_memory_grows_with_the_clients_ever_seen(scheme: str) -> None:
         assert set(run.state.kept) == {f"client/{j}" for j in seen}
         assert [parcel.in_memory for parcel in run.state.kept.values()] == [FRONT] * len(seen)
         assert all(run.state.kept[f"client/{j}"].version == record.n for j in record.clients)
-    assert 3 < len(seen) < 8 and set(run.state.turns) == seen
-    assert sum(run.state.turns.values()) == turns
+    assert 3 < len(seen) < 8 and set(run.state.participations) == seen
+    assert sum(run.state.participations.values()) == turns
 
 
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in KEEPERS])
 def test_nothing_is_kept_where_fronts_and_memory_end_with_the_round(scheme: str) -> None:
     run = finished(scheme)
-    assert not run.state.kept and set(run.state.turns) <= set(range(8))
+    assert not run.state.kept and set(run.state.participations) <= set(range(8))
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 1), ("adam", 2)])
@@ -94,7 +94,7 @@ def test_with_cyclesl_a_client_keeps_its_memory_and_its_place(scheme: str, optim
     owners = {owner for owner in run.state.kept if owner.startswith("client/")}
     assert owners == {f"client/{j}" for j in seen}
     names = {"t", "position", *(f"moment{i}" for i in range(moments)), *("wbi" if scheme in KEEPERS else "")}
-    for j, turns in run.state.turns.items():
+    for j, turns in run.state.participations.items():
         kept = run.state.kept[f"client/{j}"].open()
         assert set(kept) == names
         assert int(kept["t"]) == int(kept["position"]) == turns
@@ -168,7 +168,7 @@ def test_what_is_on_disk_takes_no_memory(temporary: Path, scheme: str, values: i
     """Neither fronts (psl) nor old models (fedavg) are held on to by clients that took part in some round."""
     run = begun(scheme, kept_memory=0, participation=1, rounds=12)
     held = [alive(values) for record in run if record.clients]
-    assert len(run.state.turns) > 4
+    assert len(run.state.participations) > 4
     assert max(held) <= held[0] + 1
 
 
@@ -211,7 +211,7 @@ def test_a_limit_is_a_number_of_megabytes(wrong: Any) -> None:
 def test_a_parcel_comes_back_as_it_was(tmp_path: Path) -> None:
     tensors = {"w": torch.randn(3, dtype=torch.float64), "i": torch.tensor([2**40]), "t": torch.tensor(7)}
     tensors |= {"b": torch.empty(0), "half": torch.randn(4).half(), "part": torch.arange(9.0)[2:7]}
-    parcel, untouched = Parcel(3, tensors), Parcel(3, tensors)
+    parcel, untouched = OwnedState(3, tensors), OwnedState(3, tensors)
     assert parcel.in_memory == 24 + 8 + 8 + 0 + 8 + 20 and (parcel.version, parcel.used) == (3, 3)
     parcel.spill(tmp_path)
     assert parcel.in_memory == 0 and len(spilled(tmp_path)) == 1
@@ -228,15 +228,15 @@ def test_a_parcel_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_a_shelf_counts_only_what_is_in_memory(temporary: Path) -> None:
-    kept = {f"client/{j}": Parcel(j, {"w": torch.zeros(10)}) for j in (3, 1, 2)}
-    shelf = Shelf(80)
-    shelf.trim(kept)
+    kept = {f"client/{j}": OwnedState(j, {"w": torch.zeros(10)}) for j in (3, 1, 2)}
+    spill_cache = SpillCache(80)
+    spill_cache.trim(kept)
     assert [kept[f"client/{j}"].in_memory for j in (1, 2, 3)] == [0, 40, 40]
     kept["client/1"].open(9)
-    shelf.trim(kept)
+    spill_cache.trim(kept)
     assert len(spilled(temporary)) == 1
-    kept["client/4"] = Parcel(4, {"w": torch.zeros(10)})
-    shelf.trim(kept)
+    kept["client/4"] = OwnedState(4, {"w": torch.zeros(10)})
+    spill_cache.trim(kept)
     assert [kept[f"client/{j}"].in_memory for j in (1, 2, 3, 4)] == [0, 0, 40, 40]
     assert all(torch.equal(parcel.open()["w"], torch.zeros(10)) for parcel in kept.values())
 
@@ -248,7 +248,7 @@ def test_a_shelf_counts_only_what_is_in_memory(temporary: Path) -> None:
 @pytest.mark.parametrize("scheme", KEEPERS)
 def test_the_model_of_all_is_the_mean_front_of_those_who_took_part(scheme: str, make: Any) -> None:
     run = finished(scheme, model=make)
-    met = sorted(run.state.turns)
+    met = sorted(run.state.participations)
     assert 3 < len(met) < 8
     fronts = [cl.halves(run.clients[j], 0)[0].state_dict() for j in met]
     total = sum(SIZES[j] for j in met)
@@ -267,7 +267,7 @@ def test_the_model_of_all_is_the_mean_front_of_those_who_took_part(scheme: str, 
 @pytest.mark.parametrize("scheme", KEEPERS)
 def test_a_client_that_never_took_part_has_the_front_everybody_began_with(scheme: str) -> None:
     run = finished(scheme)
-    absent = [j for j in range(8) if j not in run.state.turns]
+    absent = [j for j in range(8) if j not in run.state.participations]
     assert 5 in absent  # it has no full batch
     for j in absent:
         assert run.state.front(j) is None

@@ -39,8 +39,8 @@ class Person:
 
     def next_batch(self) -> Batch:
         """The next batch in order; after the last comes the first."""
-        batch = self.batches[self.turns % len(self.batches)]
-        self.turns += 1
+        batch = self.batches[self.participations % len(self.batches)]
+        self.participations += 1
         return batch
 
 
@@ -191,7 +191,7 @@ def train(
     for n in range(1, task.rounds + 1):
         scheme(world, n, [j for j in (cohorts[n - 1] if cohorts else people) if j in people])
     front = copy.deepcopy(first)
-    met = {j: person for j, person in people.items() if person.turns}
+    met = {j: person for j, person in people.items() if person.participations}
     front.load_state_dict(
         world.latest if relay else mean((person.front.module, person.size) for person in met.values())
     )

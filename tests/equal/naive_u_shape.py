@@ -378,7 +378,7 @@ def train_onward(task: Turned, scheme: RoundOf, relay: bool = False) -> Outcome:
     for n in range(1, task.rounds + 1):
         scheme(world, n, [j for j in (task.cohorts[n - 1] if task.cohorts else people) if j in people])
     own = [people[j].front.module if j in people else first for j in range(len(task.clients))]
-    met = [(person.front.module, person.size) for person in people.values() if person.turns]
+    met = [(person.front.module, person.size) for person in people.values() if person.participations]
     joint = copy.deepcopy(first)
     joint.load_state_dict(world.latest if relay else mean(met))
     middle = world.server.module

@@ -18,7 +18,7 @@ from torch.nn import functional
 import cutlayer as cl
 from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core import threads as workers
-from cutlayer.data.rows import Rows
+from cutlayer.data.rows import StoredRows
 from cutlayer.data.source import View
 from cutlayer.data.transform import Pixels
 from cutlayer.engine import backend
@@ -253,7 +253,7 @@ def test_a_loss_of_the_callers_stacked(scheme: str) -> None:
 def test_rows_of_a_stored_data_set_stacked(scheme: str, pad: int) -> None:
     """Read at once, or, where rows change at random, client by client."""
     generator = np.random.default_rng(0)
-    rows = Rows(generator.integers(0, 256, (60, 1, 6, 6), dtype=np.uint8), generator.integers(0, 3, 60))
+    rows = StoredRows(generator.integers(0, 256, (60, 1, 6, 6), dtype=np.uint8), generator.integers(0, 3, 60))
     owned = np.split(generator.permutation(60)[: sum(SIZES)], np.cumsum(SIZES)[:-1])
     pixels = Pixels(mean=(0.5,), std=(0.3,), pad=pad)
     check(scheme=scheme, clients=[View(rows, index, pixels) for index in owned])

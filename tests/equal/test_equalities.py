@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 
 State = dict[str, Tensor]
 SIZES = (10, 7, 23, 3, 16)  # T_j = 4, 2, 10, 0, 8 with B = 4, E = 2: the fourth is skipped
@@ -75,14 +75,14 @@ def same_bits(a: State, b: State) -> bool:
 @functools.cache
 def uncut(which: int, cohorts: tuple[tuple[int, ...], ...], beta: float = 0.0, seed: int = 0) -> State:
     """Federated averaging of the whole model with torch.optim; `beta` is FedAvgM's, on the parameters only."""
-    model, clients, feed = network(), population(), Feed(batch_size=4, epochs=2, seed=seed)
+    model, clients, schedule = network(), population(), BatchSchedule(batch_size=4, epochs=2, seed=seed)
     momentum = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for n, J in enumerate(cohorts, start=1):
         ends, total = [], sum(SIZES[j] for j in J)
         for j in J:
             twin = copy.deepcopy(model).train()
             optimizer = THEIRS[which](twin.parameters(), n)
-            for rows in feed.batches(SIZES[j], n, j):
+            for rows in schedule.batches(SIZES[j], n, j):
                 optimizer.zero_grad()
                 functional.cross_entropy(twin(clients[j][0][rows]), clients[j][1][rows]).backward()
                 optimizer.step()

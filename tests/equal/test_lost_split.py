@@ -248,7 +248,7 @@ def test_a_lost_client_goes_on_with_the_front_it_had() -> None:
     before = disturbed(dataclasses.replace(task, rounds=1), "psl", [])
     front = run.state.front(2), before.state.front(2)
     assert front[0] is not None and front[1] is not None and torch.equal(front[0].w, front[1].w)
-    assert run.state.turns == {0: 2, 1: 2, 2: 1, 3: 2}
+    assert run.state.participations == {0: 2, 1: 2, 2: 1, 3: 2}
 
 
 # ---- An answer that does not arrive ------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def test_a_lost_client_goes_on_with_the_ends_it_had() -> None:
     same = {name for name in ours if torch.equal(ours[name], theirs[name])}
     assert {name for name in ours if name[0] in "03"} <= same
     assert not {name for name in ours if "weight" in name and name[0] in "12"} & same
-    assert run.state.turns == {0: 2, 1: 2, 2: 1, 3: 2}
+    assert run.state.participations == {0: 2, 1: 2, 2: 1, 3: 2}
 
 
 def test_every_loss_matters_here() -> None:

@@ -19,7 +19,7 @@ from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import KINDS, Codes, Features, Pixels, Transform, heard, told
 from cutlayer.errors import ContractError, CutlayerError, StoreError
 from cutlayer.experiment import server_directory
-from cutlayer.experiment.client_data import Guest
+from cutlayer.experiment.client_data import ClientData
 from cutlayer.experiment.config import parse
 from cutlayer.experiment.experiment import build_model
 from cutlayer.network.client.loop import Joined
@@ -51,11 +51,11 @@ def but(said: Welcome, **values: Any) -> Welcome:
     return msgspec.structs.replace(said, **values)
 
 
-def guest(path: Path, **more: Any) -> Guest:
-    return Guest(path, Limits(), **more)
+def guest(path: Path, **more: Any) -> ClientData:
+    return ClientData(path, Limits(), **more)
 
 
-def taken(one: Guest, said: Welcome) -> tuple[torch.Tensor, torch.Tensor]:
+def taken(one: ClientData, said: Welcome) -> tuple[torch.Tensor, torch.Tensor]:
     """All rows as the model sees them, with their labels checked as joining does."""
     rows = one.rows(said)
     assert said.classes is not None
@@ -288,7 +288,7 @@ def test_a_model_that_is_too_large_is_refused_at_once(
         return model
 
     monkeypatch.setattr("cutlayer.experiment.client_data.build_model", build)
-    small, enough = (Guest(path, Limits(parameters=n)) for n in (218, 219))
+    small, enough = (ClientData(path, Limits(parameters=n)) for n in (218, 219))
     with pytest.raises(ContractError, match="the server's model = '219 parameters': expected at most 218, as --limit-"):
         small.model(numbers)
     assert built == [{"meta"}]

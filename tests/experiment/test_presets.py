@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cutlayer.data.dataset import Dataset
-from cutlayer.data.rows import Rows, none_of
+from cutlayer.data.rows import StoredRows, none_of
 from cutlayer.data.tasks import SOURCES
 from cutlayer.errors import ContractError
 from cutlayer.experiment import config as text
@@ -38,8 +38,8 @@ def made_up(task: str) -> Dataset:
     x = rng.integers(0, high, (n, *shape)).astype(kind)
     y = np.arange(n) % (SOURCES[task].classes)
     owners = np.arange(n) % 3 if task in OWNED else None
-    rows = Rows(x, y, owners, ("a", "b", "c") if owners is not None else ())
-    test = none_of(rows) if task in OWNED else Rows(x[:4], y[:4])
+    rows = StoredRows(x, y, owners, ("a", "b", "c") if owners is not None else ())
+    test = none_of(rows) if task in OWNED else StoredRows(x[:4], y[:4])
     about = SOURCES[task]
     return Dataset(rows, test, about.classes, about.plain, about.changed or about.plain, about.gap)
 

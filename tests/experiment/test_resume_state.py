@@ -235,7 +235,7 @@ def test_what_a_run_has_read_outlives_it(tmp_path: Path) -> None:
     before = set(kept_files(out))
     resumed = Experiment.resume(out)
     assert all(parcel.in_memory == 0 for parcel in resumed.run.state.kept.values())
-    resumed.run.setup.shelf.trim(resumed.run.state.kept)
+    resumed.run.setup.spill_cache.trim(resumed.run.state.kept)
     del resumed
     gc.collect()
     assert set(kept_files(out)) == before

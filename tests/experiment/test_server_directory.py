@@ -27,10 +27,10 @@ from cutlayer.core import sealed
 from cutlayer.errors import ContractError, CutlayerError, Restored, StoreError
 from cutlayer.experiment import config as text
 from cutlayer.experiment import description, run_directory, server_directory
-from cutlayer.experiment.client_data import Guest
+from cutlayer.experiment.client_data import ClientData
 from cutlayer.experiment.config import Config, parse
 from cutlayer.experiment.experiment import Experiment
-from cutlayer.network.client.loop import Joined, Joining
+from cutlayer.network.client.loop import ClientLoop, Joined
 from cutlayer.network.protocol.settings import Limits, Net
 from cutlayer.network.server import service
 from cutlayer.network.server.roster import Roster, natural
@@ -66,11 +66,11 @@ def config(data: Mapping[str, Path], **more: Any) -> Config:
     return parse({**SMALL, "data": str(data["server"]), "data_test": str(data["test"]), **more})
 
 
-def joining(port: int, name: str, path: Path, out: Path, said: list[str] | None = None) -> Joining:
+def joining(port: int, name: str, path: Path, out: Path, said: list[str] | None = None) -> ClientLoop:
     lines = [] if said is None else said
-    guest, limits, cpu = Guest(path, Limits()), Limits(), torch.device("cpu")
+    guest, limits, cpu = ClientData(path, Limits()), Limits(), torch.device("cpu")
     where, loss = f"127.0.0.1:{port}", functional.cross_entropy
-    return Joining(where, guest, None, name, out, loss, limits, 20.0, cpu, False, lines.append)
+    return ClientLoop(where, guest, None, name, out, loss, limits, 20.0, cpu, False, lines.append)
 
 
 @dataclass

@@ -103,7 +103,7 @@ def test_checkpoints_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     about = checkpoint.about(out)
     assert about is not None
     for n in (999_998, 999_999, 1_000_000, 1_000_001):
-        checkpoint.save(out, type(state)(n, state.W, state.update, {}, state.turns), about)
+        checkpoint.save(out, type(state)(n, state.W, state.update, {}, state.participations), about)
     assert {path.name for path in (out / "checkpoints").glob("[0-9]*")} == {"1000000", "1000001"}
     found = checkpoint.load(out, state, 2_000_000)
     assert found is not None and found.n == 1_000_001

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.data.source import source
-from cutlayer.network.client.loop import Joining
+from cutlayer.network.client.loop import ClientLoop
 from cutlayer.network.client.session import Answer
 from cutlayer.network.protocol.handshake import Hello, Welcome, read, words
 from cutlayer.network.protocol.settings import Limits
@@ -26,7 +26,7 @@ from tests.network.harness import NAMES, SOON, Data, certs, network
 
 Bend = Callable[[Answer], Iterable[Answer]]
 """What really goes out in place of a message."""
-Guest = Callable[[int], Any]
+ClientData = Callable[[int], Any]
 
 
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def dialled(port: int, name: str) -> tuple[Line, Welcome]:
 
 def bent(
     j: int, data: Data, bend: Bend, out: Path, log: list[str] | None = None, model: nn.Module | None = None
-) -> Guest:
+) -> ClientData:
     """Client j, who computes as it should and sends what it likes. `log`: what ended it."""
     model = network() if model is None else model
 
@@ -53,7 +53,7 @@ def bent(
     def guest(port: int) -> None:
         line, welcome = dialled(port, NAMES[j])
         rest = (out, functional.cross_entropy, Limits(), 1.0, torch.device("cpu"), False, lambda line: None)
-        remote = Joining(f"127.0.0.1:{port}", load, certs() / NAMES[j], "", *rest)._begin(welcome)
+        remote = ClientLoop(f"127.0.0.1:{port}", load, certs() / NAMES[j], "", *rest)._begin(welcome)
         try:
             line.reader.limit = remote.limit
             line.send("Ready", {"samples": len(data[j][1])})

@@ -17,13 +17,13 @@ import cutlayer as cl
 from cutlayer.clients.messages import Plan
 from cutlayer.clients.state import ClientState
 from cutlayer.errors import FrameError
-from cutlayer.network.client.store import Own
+from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.handshake import Welcome, words
 from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server.service import Service
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import Frame
-from cutlayer.network.transport.hub import Hub, Session
+from cutlayer.network.transport.hub import Connection, Hub
 from cutlayer.optim.memory import Moments
 from tests.network.harness import NAMES, SOON, certs, network, rows
 from tests.network.raw_client import LIMITS, station
@@ -31,7 +31,7 @@ from tests.network.raw_client import LIMITS, station
 DATA = rows((5,))[0]
 MODEL = network()
 RUN = "abc123"
-Script = Callable[[Session, Frame], None]
+Script = Callable[[Connection, Frame], None]
 """What a server does about a frame; the first one is Ready."""
 
 
@@ -46,9 +46,9 @@ def plan(labels: str = "send", **more: Any) -> Plan:
     return station(Path("nowhere"), labels, **more).plan
 
 
-def kept(out: Path, labels: str) -> Own:
+def kept(out: Path, labels: str) -> ClientStore:
     """What this client has from rounds 2 and 3."""
-    own, start = Own(out / RUN / NAMES[0]), plan(labels).start
+    own, start = ClientStore(out / RUN / NAMES[0]), plan(labels).start
     assert start is not None
     for n in (2, 3):
         own.keep(n, ClientState(start, Moments((torch.ones_like(start.w),), n), n), n - 1)

@@ -1,4 +1,4 @@
-"""One client by hand: a `Remote` with its contract, and the frames of a server that plays a round with it."""
+"""One client by hand: a `ClientSession` with its contract, and the frames of a server that plays a round with it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.clients.messages import Address, Plan
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import source
-from cutlayer.network.client.session import Answer, Remote
-from cutlayer.network.client.store import Own
-from cutlayer.network.protocol.codec import told
+from cutlayer.network.client.session import Answer, ClientSession
+from cutlayer.network.client.store import ClientStore
+from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.contract import agreed
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import Frame, Reader, written
@@ -35,7 +35,7 @@ LIMITS = Limits(steps=1000, rate=1.0, batch=64)
 class Station:
     """`plan` is one that the client accepts; `steps` it takes."""
 
-    remote: Remote
+    remote: ClientSession
     plan: Plan
     steps: int
 
@@ -49,19 +49,21 @@ def station(folder: Path, labels: str = "send", samples: int = 5, **more: Any) -
     model, layout = network(), Layout(4, tail=int(labels == "stay"))
     data = source(rows((samples,))[0], torch.float32, "data")
     contract = agreed(model, (0, 0), layout, data, 3, CPU)
-    own = Own(folder)
-    remote = Remote(model, layout, contract, data, functional.cross_entropy, own, LIMITS, CPU, Style("none", None))
+    own = ClientStore(folder)
+    remote = ClientSession(
+        model, layout, contract, data, functional.cross_entropy, own, LIMITS, CPU, Style("none", None)
+    )
     plan = Plan(
         Address(3, 1, -1, 0),
         cut=0,
         start=half(model, layout.client(0), CPU).read(),
-        feed=Feed(batch_size=4, epochs=1),
+        schedule=BatchSchedule(batch_size=4, epochs=1),
         optimizer=cl.SGD(lr=0.1),
         eta=0.1,
         loss=functional.cross_entropy if layout.tail else None,
     )
     plan = replace(plan, **more)
-    return Station(remote, plan, plan.feed.total(samples))
+    return Station(remote, plan, plan.schedule.total(samples))
 
 
 def memory_of(plan: Plan) -> Moments:
@@ -79,7 +81,7 @@ def frame_of(kind: str, words: dict[str, Any], tensors: Sequence[Tensor] = ()) -
 
 
 def orders(plan: Plan) -> Answer:
-    return ("Plan", *told(plan))
+    return ("Plan", *encode(plan))
 
 
 def played(at: Station) -> Iterator[tuple[str, Answer]]:

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.errors import ContractError, FrameError, StoreError
-from cutlayer.network.client.loop import Joining
+from cutlayer.network.client.loop import ClientLoop
 from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
 from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import identity
@@ -126,9 +126,9 @@ MAKERS: tuple[Callable[[Path], Station], ...] = (  # between them, every message
 )
 
 
-def joining(at: Station, welcome: Welcome, out: Path) -> Joining:
+def joining(at: Station, welcome: Welcome, out: Path) -> ClientLoop:
     """A client at the end of its run."""
-    made = Joining(
+    made = ClientLoop(
         "127.0.0.1:1",
         *(lambda _: (network(), at.remote.source), None, "a", out),
         *(functional.cross_entropy, LIMITS, 1.0, torch.device("cpu"), False, lambda line: None),

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from cutlayer.experiment.client_data import Guest
-from cutlayer.network.client.loop import Joined, Joining
+from cutlayer.experiment.client_data import ClientData
+from cutlayer.network.client.loop import ClientLoop, Joined
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport import dial
 from tests.forks import forked
@@ -61,12 +61,12 @@ def test_killed_at_four_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         jobs.append([[*FLAGS, *SCHEMES[scheme], *place, *mine], points])
 
         def client(j: int, what: str = what, port: int = port) -> None:
-            guest, limits = Guest(data[j], Limits()), Limits()
+            guest, limits = ClientData(data[j], Limits()), Limits()
             folder, cpu = tmp_path / f"joined-{what}", torch.device("cpu")
             who = certs() / NAMES[j]
             loss = functional.cross_entropy
             try:
-                ended[what, j] = Joining(
+                ended[what, j] = ClientLoop(
                     f"localhost:{port}", guest, who, "", folder, loss, limits, 2 * SOON, cpu, False, lambda line: None
                 )()
             except BaseException as error:  # told to the test

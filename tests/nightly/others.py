@@ -23,7 +23,7 @@ from cutlayer.experiment.comparison import Comparison
 from cutlayer.experiment.description import Changes
 from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.methods import method
-from cutlayer.network.client.store import Own
+from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.settings import Net
 from cutlayer.nn.flat import Vectors
 from tests.nightly.damage import damage, drawn_file
@@ -131,7 +131,7 @@ STATES = {n: ClientState(Vectors(torch.full((7,), float(n)), torch.empty(0), tor
 
 def keeping(out: Path, dice: random.Random) -> str:
     """What a client has kept of the round that counts, and of the one after it."""
-    own = Own(out)
+    own = ClientStore(out)
     for n, state in STATES.items():
         own.keep(n, state, n - 1)
     path = drawn_file(out, dice)
@@ -140,7 +140,7 @@ def keeping(out: Path, dice: random.Random) -> str:
 
 def keeping_again(out: Path) -> None:
     for n, state in STATES.items():
-        found, expected = Own(out).load(n).named(), state.named()
+        found, expected = ClientStore(out).load(n).named(), state.named()
         assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
 
 

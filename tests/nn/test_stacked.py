@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.core.threads import Workers
-from cutlayer.data.rows import Rows as Stored
+from cutlayer.data.rows import StoredRows as Stored
 from cutlayer.data.source import Source, View, source, take_together
 from cutlayer.data.transform import Features, Pixels
 from cutlayer.engine import backend

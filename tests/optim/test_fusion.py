@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
 
 import cutlayer as cl
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 
 KINDS = ["sgd", "nag", "adam", "adamw"]
 FLAGS = list(itertools.product((-0.1, -2.0), (0, 1), ("count", "weights"), (False, True)))
@@ -221,7 +221,7 @@ def test_the_scheme_is_the_plug_in(kind: str, flags: Flags, cut: int) -> None:
     result = cl.train(
         model, clients, cut=cut, scheme=scheme, optimizer=optimizer, rounds=2, batch_size=4, local_epochs=2
     )
-    feed = Feed(batch_size=4, epochs=2)
+    schedule = BatchSchedule(batch_size=4, epochs=2)
     front, back = cl.halves(model, cut)
     fronts, backs = ([copy.deepcopy(half) for _ in sizes] for half in (front, back))
     fusion = cl.MomentumFusion([theirs(kind, b) for b in backs], **named)
@@ -229,7 +229,7 @@ def test_the_scheme_is_the_plug_in(kind: str, flags: Flags, cut: int) -> None:
     for n in (1, 2):
         fusion.reset()
         own = [theirs(kind, f) for f in fronts]
-        batches = [list(feed.batches(size, n, j)) for j, size in enumerate(sizes)]
+        batches = [list(schedule.batches(size, n, j)) for j, size in enumerate(sizes)]
         for k in range(10):
             active = [j for j in J if k < len(batches[j])]
             for j in active:

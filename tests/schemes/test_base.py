@@ -42,7 +42,7 @@ class CycledRound:
         for part in order.split(self.batch):
             server.backward(rows, {smashed[0].address.client: 0}, [replace(smashed[0], a=a[part], y=y[part])])
             server.step(rows, self.memory, [0])
-        return server.look(rows, 0, smashed)  # the updated server
+        return server.input_gradients(rows, 0, smashed)  # the updated server
 
     def close(self) -> Closed:
         return Closed(self.rows.row(0))

@@ -20,7 +20,7 @@ from cutlayer.cli.partition import SHORT
 from cutlayer.core.files import as_path, from_root, write_aside
 from cutlayer.data import partition_file
 from cutlayer.data.parts import Parts, divergence, histograms
-from cutlayer.data.rows import Rows
+from cutlayer.data.rows import StoredRows
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment import config as text
 from cutlayer.experiment.population import divided, load_data, look
@@ -77,7 +77,7 @@ def _writable(field: str, path: Path) -> None:
         raise StoreError(f"{path}: a folder; expected a file to write")
 
 
-def _export(folder: Path, rows: Rows, parts: Parts) -> Path:
+def _export(folder: Path, rows: StoredRows, parts: Parts) -> Path:
     """Each client's rows in a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     with console.status(f"writing {folder}"):

@@ -107,8 +107,8 @@ def _table(config: Config, run: Run, origins: Origins | None, here: bool = True)
         out.add_row(field.replace("_", " "), spelled(value), origins.of(field, config) if origins else "")
     if here:
         out.add_row("backend", setup.backend.words, "default" if config.backend == "auto" else "")
-    if setup.team.size > 1:
-        out.add_row("ranks", f"{setup.team.size}, sums {config.ranks}", "")
+    if setup.processes.size > 1:
+        out.add_row("ranks", f"{setup.processes.size}, sums {config.ranks}", "")
     return out
 
 
@@ -178,10 +178,10 @@ def dry_all(both: Comparison, out: Path, jobs: int) -> None:
 
 def steps_of(run: Run) -> tuple[float, float]:
     """Steps and samples of a client in a round, on average over the clients that have any."""
-    feed = run.setup.feed
+    schedule = run.setup.schedule
     some = list(run.setup.sizes)[:1000]
-    steps = [sum(feed.epochs_of(size)) for size in some]
-    trained = [(n, n * min(feed.batch_size, size)) for n, size in zip(steps, some, strict=True) if n]
+    steps = [sum(schedule.epochs_of(size)) for size in some]
+    trained = [(n, n * min(schedule.batch_size, size)) for n, size in zip(steps, some, strict=True) if n]
     count = max(len(trained), 1)
     return sum(n for n, _ in trained) / count, sum(s for _, s in trained) / count
 

@@ -138,8 +138,8 @@ def join(args: argparse.Namespace) -> int:
     from torch.nn import functional
 
     from cutlayer.engine import inputs
-    from cutlayer.experiment.client_data import Guest
-    from cutlayer.network.client.loop import Joining
+    from cutlayer.experiment.client_data import ClientData
+    from cutlayer.network.client.loop import ClientLoop
     from cutlayer.network.protocol.settings import Limits
 
     given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
@@ -147,12 +147,12 @@ def join(args: argparse.Namespace) -> int:
         if name != "rate" and value is not None and value.is_integer():
             given[name] = int(value)  # 1e6 may be written so
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
-    guest = Guest(as_path("data", args.data), limits, args.x_column, args.y_column)
+    guest = ClientData(as_path("data", args.data), limits, args.x_column, args.y_column)
 
     def say(line: str) -> None:
         log.info("%s", line)
 
-    joined = Joining(
+    joined = ClientLoop(
         args.server,
         guest,
         args.certs or None,

@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(experiment: Experiment, quiet: bool, origins: Origins | None) -> int:
-    team = experiment.run.setup.team
-    quiet = quiet or not team.root
-    if team.size > 1:
+    processes = experiment.run.setup.processes
+    quiet = quiet or not processes.root
+    if processes.size > 1:
         signal.signal(signal.SIGTERM, _stopped)
     if not quiet:
         plan.show(experiment, origins)
@@ -51,7 +51,7 @@ def _train(experiment: Experiment, quiet: bool, origins: Origins | None) -> int:
             pass
     except RankLost as error:
         raise RankLost(f"{error}; `cutlayer resume {experiment.out}` goes on from the last round") from error
-    return show(experiment.out, quiet) if team.root else 0
+    return show(experiment.out, quiet) if processes.root else 0
 
 
 def _stopped(*_: object) -> None:

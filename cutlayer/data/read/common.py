@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cutlayer.core.files import reached
-from cutlayer.data.rows import Bundle, Labels, Owners, Rows, none_of, numbered
+from cutlayer.data.rows import Bundle, Labels, Owners, StoredRows, none_of, numbered
 from cutlayer.errors import ContractError, expect, is_whole
 
 CLASSES = "classes, as whole numbers or names; numbers to predict can be trained from Python, not from the command line"
@@ -34,7 +34,7 @@ def bundle(sides: Sequence[Raw], class_names: Sequence[str] = ()) -> Bundle:
     sides = alike([side for side in sides if len(side.y)])
     labels, class_names = _classes(sides, class_names)
     owners, names = _owners(sides)
-    rows = [Rows(side.x, y, owned, names) for side, y, owned in zip(sides, labels, owners, strict=True)]
+    rows = [StoredRows(side.x, y, owned, names) for side, y, owned in zip(sides, labels, owners, strict=True)]
     return Bundle(rows[0], none_of(rows[0]) if len(rows) == 1 else rows[1], tuple(class_names))
 
 

@@ -16,7 +16,7 @@ DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|[SU][1-9][0-9]{0,5})")
 SCALARS = (str, bytes, int, float, type(None), np.generic)
 
 
-class Refused(Exception):
+class RefusedPickle(Exception):
     """More than plain data."""
 
 
@@ -47,7 +47,7 @@ def bracket(items: Sequence[Any]) -> tuple[Any, ...]:
 def whole(items: Sequence[Any]) -> Sequence[Any]:
     """Items that are data."""
     if isinstance(bracket(items), Arguments):
-        raise Refused("a name where data are expected")
+        raise RefusedPickle("a name where data are expected")
     return items
 
 
@@ -56,14 +56,14 @@ def known(module: str, name: str) -> Name:
     now = module.replace("numpy.core.", "numpy._core.").replace("__builtin__", "builtins")
     full = f"{now}.{name}"
     if full != "numpy.ndarray" and full not in CALLS:
-        raise Refused(f"it names {module}.{name}")
+        raise RefusedPickle(f"it names {module}.{name}")
     return Name(full)
 
 
 def scalar(value: Any) -> Any:
     """A member of a set or a key of a dict. Not a tuple: to hash a nest of them may take for ever."""
     if not isinstance(value, SCALARS):
-        raise Refused(f"a {type(value).__name__} as a key")
+        raise RefusedPickle(f"a {type(value).__name__} as a key")
     return value
 
 
@@ -74,13 +74,13 @@ def build(unbuilt: Unbuilt, state: Any) -> Any:
         return _array(data, dtype, shape, "F" if columns_first else "C")
     _, order, *inside = state[:5]
     if _text(order) not in ORDERS or any(part is not None for part in inside):
-        raise Refused("a dtype of several parts")
+        raise RefusedPickle("a dtype of several parts")
     return np.dtype(_text(order) + unbuilt.letters)
 
 
 def _array(data: Any, dtype: Any, shape: Any, order: str) -> NDArray[Any]:
     if not isinstance(data, bytes) or not isinstance(dtype, np.dtype):
-        raise Refused("an array of objects")
+        raise RefusedPickle("an array of objects")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError(f"an array of shape {shape} and {dtype} in {len(data)} bytes")
     return np.ndarray(shape, dtype, buffer=data, order="F" if order == "F" else "C")
@@ -97,19 +97,19 @@ def _scalar(dtype: Any, data: Any) -> Any:
 
 def _reconstruct(kind: Any, shape: Any, letter: Any) -> Unbuilt:
     if kind != Name("numpy.ndarray"):
-        raise Refused("an array of another kind")
+        raise RefusedPickle("an array of another kind")
     return Unbuilt()
 
 
 def _dtype(letters: Any, *options: Any) -> Unbuilt:
     if not (plain := DTYPE.fullmatch(_text(letters))):
-        raise Refused(f"dtype {letters!r}")
+        raise RefusedPickle(f"dtype {letters!r}")
     return Unbuilt(plain[1])
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or _text(encoding) not in ("latin1", "latin-1"):
-        raise Refused(f"text encoded as {encoding!r}")
+        raise RefusedPickle(f"text encoded as {encoding!r}")
     return text.encode("latin-1")
 
 

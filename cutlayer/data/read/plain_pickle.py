@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlayer.data.read.plain_names import CALLS, Name, Refused, Unbuilt, bracket, build, known, scalar, whole
+from cutlayer.data.read.plain_names import CALLS, Name, RefusedPickle, Unbuilt, bracket, build, known, scalar, whole
 from cutlayer.data.read.plain_operations import operations
 from cutlayer.errors import ContractError
 
@@ -24,7 +24,7 @@ def loads(data: bytes, where: object) -> Any:
         for operation, argument in operations(data):
             machine.step(operation, argument)
         return whole(machine.top(1))[0]
-    except Refused as error:
+    except RefusedPickle as error:
         raise ContractError(f"{where}: a pickle that holds more than plain data: {error}") from error
     except DAMAGE as error:
         raise ContractError(f"{where}: not a whole pickle: {type(error).__name__}: {error}") from error
@@ -109,7 +109,7 @@ class _Machine:
                 return self.call(*self.top(2))
             case "BUILD":
                 return self.build(*self.top(2))
-        raise Refused(f"operation {operation}")
+        raise RefusedPickle(f"operation {operation}")
 
     def top(self, count: int) -> list[Any]:
         """The last items, taken off."""
@@ -133,16 +133,16 @@ class _Machine:
 
     def call(self, name: Any, arguments: Any) -> Any:
         if not isinstance(name, Name) or name.name not in CALLS or not isinstance(arguments, tuple):
-            raise Refused("a call of data")
+            raise RefusedPickle("a call of data")
         made = CALLS[name.name](*arguments)
         self.room -= len(made) if isinstance(made, bytes | set | frozenset) else 0
         if self.room < 0:
-            raise Refused("it makes more than it holds")
+            raise RefusedPickle("it makes more than it holds")
         return made
 
     def build(self, unbuilt: Any, state: Any) -> Any:
         if not isinstance(unbuilt, Unbuilt):
-            raise Refused("state given to data")
+            raise RefusedPickle("state given to data")
         built = build(unbuilt, state)
         self.memo.update(dict.fromkeys(unbuilt.slots, built))
         return built

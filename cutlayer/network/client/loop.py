@@ -18,8 +18,8 @@ from cutlayer.core import sealed
 from cutlayer.core.files import as_path
 from cutlayer.data.source import Source
 from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
-from cutlayer.network.client.session import Remote
-from cutlayer.network.client.store import Own
+from cutlayer.network.client.session import ClientSession
+from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.contract import agreed
 from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
 from cutlayer.network.protocol.settings import LOOPBACK, Limits, Say, is_port
@@ -48,7 +48,7 @@ class Joined:
 
 
 @dataclass
-class Joining:
+class ClientLoop:
     """One client's way through a run."""
 
     server: str
@@ -78,7 +78,7 @@ class Joining:
         self.name = self.name if self.watched is None else self.watched.held.name
         self._remind = Reminders(self.say)
         identity.check_name(self.name)
-        self.remote: Remote | None = None
+        self.remote: ClientSession | None = None
         self.welcome: Welcome | None = None
 
     def __call__(self) -> Joined:
@@ -121,7 +121,7 @@ class Joining:
         line.send("Ready", {"samples": len(self.remote.source)})
         self.say(f"{self.server}: connected as {self.name}, {len(self.remote.source)} samples")
 
-    def _begin(self, welcome: Welcome) -> Remote:
+    def _begin(self, welcome: Welcome) -> ClientSession:
         """The model and the data, held against what the server says."""
         model, rows = self.load(welcome)
         expect(len(rows) > 0, "data", "no rows", "at least one row")
@@ -135,9 +135,9 @@ class Joining:
             raise ContractError(f"data: the model does not accept its rows: {error}") from error
         if welcome.classes is not None:
             rows.expect_classes(welcome.classes)
-        own = Own(self.out / welcome.run / self.name)
+        own = ClientStore(self.out / welcome.run / self.name)
         style = Style(welcome.randomness, None)
-        return Remote(model, layout, contract, rows, self.loss, own, self.limits, self.device, style)
+        return ClientSession(model, layout, contract, rows, self.loss, own, self.limits, self.device, style)
 
     def _answer(self, line: Line, frame: Frame) -> None:
         remote, welcome = self.remote, self.welcome

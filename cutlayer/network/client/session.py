@@ -20,8 +20,8 @@ from cutlayer.clients.state import NOTHING
 from cutlayer.core.threads import one_thread
 from cutlayer.data.source import Source
 from cutlayer.errors import CutlayerError, FrameError
-from cutlayer.network.client.store import Own
-from cutlayer.network.protocol.codec import heard
+from cutlayer.network.client.store import ClientStore
+from cutlayer.network.protocol.codec import decode
 from cutlayer.network.protocol.contract import Contract, address_of
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import Frame
@@ -33,7 +33,7 @@ from cutlayer.optim.memory import Memory
 Answer = tuple[str, dict[str, Any], list[Tensor]]
 
 
-class Remote:
+class ClientSession:
     """One client's part of a run. `own`: where it keeps what lives on with it between rounds."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Remote:
         contract: Contract,
         source: Source,
         loss: Loss,
-        own: Own,
+        own: ClientStore,
         limits: Limits,
         device: torch.device,
         style: Style,
@@ -62,7 +62,7 @@ class Remote:
         """Bytes of the longest frame that the server may send now."""
         if self.plan is None:
             return max(self.contract.longest(L, 0) for L in self.contract.sizes)
-        return self.contract.longest(self.plan.cut, self.plan.feed.batch_size)
+        return self.contract.longest(self.plan.cut, self.plan.schedule.batch_size)
 
     def anew(self) -> None:
         """The stream has broken: what was under way is over, and the next one may begin anywhere."""
@@ -81,7 +81,7 @@ class Remote:
     def _answer(self, frame: Frame) -> list[Answer]:
         match frame.kind:
             case "Plan":
-                return self._begin(heard(frame.words, frame.tensors, self.loss))
+                return self._begin(decode(frame.words, frame.tensors, self.loss))
             case "Stop":
                 if [frame.words.get(name) for name in ("round", "attempt")] == list(self._last):
                     self.plan = None
@@ -89,7 +89,7 @@ class Remote:
             case _ if self.plan is None:
                 return []
             case "Features":
-                return self._turn(frame)
+                return self._tail_step(frame)
             case "CutGrad":
                 return list(self._step(frame))
             case "Adopt":
@@ -116,18 +116,18 @@ class Remote:
         self._last = plan.address.round, plan.address.attempt
         self.client, self.round = Client(plan.address.client, self.source), plan.address.round
         self.client.open(plan, self._seat)
-        self.steps = plan.feed.total(len(self.source))
+        self.steps = plan.schedule.total(len(self.source))
         return self._next()
 
     def _check(self, plan: Plan) -> None:
         """The client's own limits."""
-        limits, steps = self.limits, plan.feed.total(len(self.source))
+        limits, steps = self.limits, plan.schedule.total(len(self.source))
         rate, batch = f"above 0, to {limits.rate:g} (--limit-rate)", f"at most {limits.batch:,} (--limit-batch)"
         for what, value, good, expected in (
             ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
             ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,} (--limit-steps)"),
             ("rate", plan.eta, math.isfinite(plan.eta) and 0 < plan.eta <= limits.rate, rate),
-            ("batch", plan.feed.batch_size, plan.feed.batch_size <= limits.batch, batch),
+            ("batch", plan.schedule.batch_size, plan.schedule.batch_size <= limits.batch, batch),
             ("noise", plan.noise, math.isfinite(plan.noise) and plan.noise >= 0, "a finite number, at least 0"),
             ("labels", plan.loss is not None, (plan.loss is not None) == bool(self.layout.tail), "as agreed"),
         ):
@@ -151,14 +151,14 @@ class Remote:
         for moment in m:
             _vector(moment, self.contract.sizes[plan.cut][0], self.contract.dtype)
 
-    def _turn(self, frame: Frame) -> list[Answer]:
+    def _tail_step(self, frame: Frame) -> list[Answer]:
         at, (z,), shape = address_of(frame), self._tensors(frame, 1), self.contract.z
         if shape is None:
             raise FrameError("features, where labels are sent")
-        if at != self.client.here() or not self.client.waits or self.client.turned:
+        if at != self.client.here() or not self.client.waits or self.client.tail_done:
             return []
         _like(z, (len(self.client.smashed), *shape), self.contract.dtype, "features")
-        back = self.client.turn(Features(at, z))
+        back = self.client.tail_step(Features(at, z))
         return [] if back is None else [_written(back)]
 
     def _step(self, frame: Frame) -> Iterator[Answer]:
@@ -167,7 +167,7 @@ class Remote:
         grad, *square = self._tensors(frame, 1 + joint(self.plan.local))
         if at != self.client.here() or not self.client.waits:
             return
-        if self.layout.tail and not self.client.turned:
+        if self.layout.tail and not self.client.tail_done:
             raise FrameError("a gradient before its features")
         _like(grad, tuple(self.client.smashed.shape), self.contract.dtype, "a gradient")
         for norm in square:

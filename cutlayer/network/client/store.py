@@ -11,7 +11,7 @@ from cutlayer.core.sealed import pack, unpack
 from cutlayer.errors import StoreError
 
 
-class Own:
+class ClientStore:
     """Files own-N.safetensors, N the round they are from, each there twice. Only the end of a round removes any."""
 
     def __init__(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from torch import Tensor
 
 from cutlayer.clients.messages import Address, Loss, Plan
-from cutlayer.data.schedule import Feed
+from cutlayer.data.schedule import BatchSchedule
 from cutlayer.errors import ContractError, FrameError
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.local import Local, combined, parts_of
@@ -36,7 +36,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client: Count
     attempt: Count
     cut: Count
-    feed: dict[str, int | bool | str | None]
+    schedule: dict[str, int | bool | str | None]
     optimizer: Spec
     eta: float
     local: tuple[Spec, ...]
@@ -52,7 +52,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confirmed: Count
 
 
-def told(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
+def encode(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
     """A plan's words and tensors."""
     start, memory = list(plan.start or ()), plan.memory
     orders = Orders(
@@ -60,7 +60,7 @@ def told(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
         client=plan.address.client,
         attempt=plan.address.attempt,
         cut=plan.cut,
-        feed=asdict(plan.feed),
+        schedule=asdict(plan.schedule),
         optimizer=_spec(plan.optimizer, OPTIMIZERS, "optimizer"),
         eta=plan.eta,
         local=tuple(_spec(rule, LOCALS, "local") for rule in parts_of(plan.local)),
@@ -78,11 +78,11 @@ def told(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
     return msgspec.to_builtins(orders), [*start, *(memory.m if memory else ())]
 
 
-def heard(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -> Plan:
+def decode(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -> Plan:
     """The plan again. `loss`: the client's own, for labels that stay."""
     try:
         o = msgspec.convert(words, Orders)
-        feed = msgspec.convert(asdict(Feed(**o.feed)), Feed)  # type: ignore[arg-type]  # its names, then their types
+        schedule = msgspec.convert(asdict(BatchSchedule(**o.schedule)), BatchSchedule)  # type: ignore[arg-type]  # its names, then their types
         optimizer = _built(o.optimizer, OPTIMIZERS, "optimizer")
         local = combined([_built(rule, LOCALS, "local") for rule in o.local])
     except (msgspec.ValidationError, TypeError, ContractError) as error:
@@ -95,7 +95,7 @@ def heard(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -
         address=Address(o.round, o.client, -1, o.attempt),
         cut=o.cut,
         start=Vectors(*tensors[:3]) if o.starts else None,
-        feed=feed,
+        schedule=schedule,
         optimizer=optimizer,
         eta=o.eta,
         local=local,

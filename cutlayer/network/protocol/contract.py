@@ -44,7 +44,7 @@ class Contract:
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
-        return self.longest(plan.cut, plan.feed.batch_size)
+        return self.longest(plan.cut, plan.schedule.batch_size)
 
     def longest(self, cut: int, batch: int) -> int:
         """Bytes of the longest frame with this cut, either way: a batch at the cut, or a front with its moments."""
@@ -136,7 +136,7 @@ class Contract:
 
     def _batch(self, x: Tensor, shape: tuple[int, ...], plan: Plan, what: str) -> None:
         """Rows of one shape, as many as a batch may have."""
-        B = plan.feed.batch_size
+        B = plan.schedule.batch_size
         good = x.dtype == self.dtype and x.ndim == 1 + len(shape) and tuple(x.shape[1:]) == shape
         expected = f"expected {self.dtype} {self.least}..{B} x {shape}"
         _must(good and self.least <= len(x) <= B, f"{what} of {x.dtype} {tuple(x.shape)}, {expected}")

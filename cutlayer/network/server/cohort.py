@@ -17,12 +17,12 @@ from cutlayer.clients.cohort import Muster
 from cutlayer.clients.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.clients.waves import Wave
 from cutlayer.errors import ContractError, FrameError, RoundAbandoned, StoreError
-from cutlayer.network.protocol.codec import told
+from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.contract import Contract
 from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import Code, plain
 from cutlayer.network.transport.frames import Frame
-from cutlayer.network.transport.hub import Event, Hub, Session
+from cutlayer.network.transport.hub import Connection, Event, Hub
 from cutlayer.optim.local import joint
 
 AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
@@ -66,11 +66,11 @@ class Rules:
 
 
 @dataclass
-class Place:
+class Participant:
     """A client of this round."""
 
     plan: Plan
-    session: Session
+    session: Connection
     step: int = 0  # its next one
     asked: float = field(default_factory=time.monotonic)
     inbox: deque[tuple[Frame, float]] = field(default_factory=deque)
@@ -85,7 +85,7 @@ class NetCohort:
     ) -> None:
         self.hub, self.roster, self.contract, self.patience, self.rules = hub, roster, contract, patience, rules
         self.grace = grace  # seconds for everybody to come back, once: after a restart
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, Participant] = {}
         self.status = ""
         self._faults: list[str] = []
 
@@ -165,13 +165,15 @@ class NetCohort:
                 self._faults.append(f"{self.roster.names[j]}: it has not taken what it was sent before")
                 continue
             session.limit = session.reader.limit = max(session.limit, self.contract.limit(plan))
-            self.places[j] = Place(plan, session)  # asked from now on: the answer may be here before `send` returns
-            session.send("Plan", *told(plan), zstd=self.rules.zstd)
+            self.places[j] = Participant(
+                plan, session
+            )  # asked from now on: the answer may be here before `send` returns
+            session.send("Plan", *encode(plan), zstd=self.rules.zstd)
 
     def gather(self, wave: Wave) -> list[Smashed]:
         return self._hear("Smashed", wave.clients)
 
-    def turn(self, features: Sequence[Features]) -> list[FeatureGrad]:
+    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
         for f in features:
             self._send("Features", f.address, [f.z])
         return self._hear("FeatureGrad", [f.address.client for f in features])

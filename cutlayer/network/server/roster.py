@@ -13,7 +13,7 @@ from typing import Any
 from cutlayer.core.files import write_aside
 from cutlayer.core.sealed import seal, unseal
 from cutlayer.errors import ContractError, Restored, StoreError, is_whole
-from cutlayer.network.transport.hub import Session
+from cutlayer.network.transport.hub import Connection
 
 FILE = "roster.json"
 
@@ -56,7 +56,7 @@ class Roster:
 
     path: Path | None = None
     entries: list[Entry] = field(default_factory=list)
-    sessions: dict[int, Session] = field(default_factory=dict)
+    sessions: dict[int, Connection] = field(default_factory=dict)
     fixed: bool = False
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Roster:
         with self._lock:
             return sorted(self.sessions)
 
-    def enrol(self, session: Session, samples: Any) -> None:
+    def enrol(self, session: Connection, samples: Any) -> None:
         """A client is ready, for the first time or again."""
         name = session.name
         if not (is_whole(samples) and 1 <= samples < 2**48):
@@ -113,11 +113,11 @@ class Roster:
             self.fixed = True
             self._save()
 
-    def index(self, session: Session) -> int | None:
+    def index(self, session: Connection) -> int | None:
         with self._lock:
             return self._numbers.get(session.name)
 
-    def went(self, session: Session) -> None:
+    def went(self, session: Connection) -> None:
         with self._lock:
             j = self.index(session)
             if j is not None and self.sessions.get(j) is session:

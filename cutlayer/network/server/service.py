@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cutlayer.clients.remote import Elsewhere
+from cutlayer.clients.remote import RemoteClients
 from cutlayer.data.source import source
 from cutlayer.engine import backend as backends
 from cutlayer.engine import inputs
@@ -111,8 +111,8 @@ class Service:
         self.cohort = NetCohort(self.hub, self.roster, contract, patience, rules, net.grace)
 
     @property
-    def clients(self) -> Elsewhere:
-        return Elsewhere(self.look, self.roster.sizes, self.cohort)
+    def clients(self) -> RemoteClients:
+        return RemoteClients(self.look, self.roster.sizes, self.cohort)
 
     @contextmanager
     def open(self, run: Run) -> Iterator[None]:

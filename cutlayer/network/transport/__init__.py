@@ -10,7 +10,9 @@ Code = Literal["raw", "float16", "int8"]
 """How the numbers of activations and gradients are written: as they are, or shorter, at a loss."""
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
-ALONE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)  # on Windows the latter takes a port from its owner
+EXCLUSIVE = getattr(
+    socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR
+)  # on Windows the latter takes a port from its owner
 
 
 def plain(text: object, most: int = 300) -> str:
@@ -25,7 +27,7 @@ def free(field: str, place: str) -> None:
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
             with socket.socket(family, kind) as one:
-                one.setsockopt(socket.SOL_SOCKET, ALONE, 1)
+                one.setsockopt(socket.SOL_SOCKET, EXCLUSIVE, 1)
                 try:
                     one.bind(address)
                     return

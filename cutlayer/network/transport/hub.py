@@ -1,7 +1,7 @@
 """The server's end: clients dial in, each has one stream, and frames go both ways.
 
-The streams live in a thread of their own. Whoever drives the training sends through a `Session` and takes what happens,
-one thing after another, from `Hub.next`.
+The streams live in a thread of their own. Whoever drives the training sends through a `Connection` and takes what
+happens, one thing after another, from `Hub.next`.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Event:
     """What happened: a client came, went, or sent a frame."""
 
     kind: Literal["came", "went", "frame"]
-    session: Session
+    session: Connection
     frame: Frame | None = None
     why: str = ""
     at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
-class Session:
+class Connection:
     """One client's stream, from its greeting to its end."""
 
     name: str
@@ -139,7 +139,7 @@ class Hub:
 
     def __init__(self, listen: str, identity: Identity | None, admit: Admit, revoked: Callable[[], set[str]]) -> None:
         self.listen, self.identity, self.admit, self.revoked = listen, identity, admit, revoked
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Connection] = {}
         self.counts: collections.Counter[str] = collections.Counter()  # streams, and refusals by kind
         self.up = self.down = 0  # bytes of streams that have ended
         self.port = 0
@@ -258,7 +258,7 @@ class Hub:
         names = context.auth_context().get("x509_common_name", [b"?"])
         log.warning("%s (%s) is refused: %s", plain(names[0].decode(errors="replace"), 63), context.peer(), why)
 
-    async def _greeted(self, reader: Reader, context: Any) -> tuple[Session, dict[str, Any]]:
+    async def _greeted(self, reader: Reader, context: Any) -> tuple[Connection, dict[str, Any]]:
         frame = None
         async with asyncio.timeout(PATIENCE):
             while frame is None:
@@ -285,7 +285,7 @@ class Hub:
             self._remind(name, client_warning(pem))
         answer = self.admit(name, frame.words)
         loop = asyncio.get_running_loop()
-        return Session(name, loop, reader, self.identity is None), answer
+        return Connection(name, loop, reader, self.identity is None), answer
 
     def _visited(self, name: str) -> None:
         """Put off a client that comes again and again."""
@@ -298,7 +298,7 @@ class Hub:
             raise Later("rate", f"client {name}: {VISITS} streams in {now - visits[0]:.0f} seconds; come back later")
         visits.append(now)
 
-    async def _incoming(self, session: Session, context: Any) -> None:
+    async def _incoming(self, session: Connection, context: Any) -> None:
         """What a client sends; the first thing that is wrong with it ends its stream."""
         why = "it has left"
         try:
@@ -317,7 +317,7 @@ class Hub:
         self._ended(session, why)
         session.out.put_nowait(None)
 
-    def _ended(self, session: Session, why: str) -> None:
+    def _ended(self, session: Connection, why: str) -> None:
         if session.alive:
             session.alive = False
             self.up, self.down = self.up + session.up, self.down + session.down

@@ -16,10 +16,10 @@ from torch import Tensor
 import cutlayer as cl
 from cutlayer.clients.messages import Plan
 from cutlayer.errors import StoreError
-from cutlayer.network.protocol.codec import told
+from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.handshake import words
 from cutlayer.network.transport.frames import Frame
-from cutlayer.network.transport.hub import Session
+from cutlayer.network.transport.hub import Connection
 from tests.network.hostile_server import Script, leaves, nan, plan, welcome
 from tests.network.raw_client import memory_of
 
@@ -30,9 +30,9 @@ Change = Callable[[dict[str, Any], list[Tensor]], Any]
 def planned(change: Change, base: Plan | None = None) -> Script:
     """Send a plan with these changes."""
 
-    def script(session: Session, frame: Frame) -> None:
+    def script(session: Connection, frame: Frame) -> None:
         if frame.kind == "Ready":
-            said, tensors = told(base or plan())
+            said, tensors = encode(base or plan())
             other = change(said, tensors)
             session.send("Plan", said, tensors if other is None else other)
 
@@ -58,20 +58,23 @@ def vectors(change: Callable[[list[Tensor]], list[Tensor]]) -> Change:
 
 FIT = "expected finite"
 PLANS: dict[str, tuple[Change, str]] = {
-    "steps beyond the limit": (put(feed__steps=1001), "steps = 1001, expected 1 to 1,000"),
-    "steps beyond memory": (put(feed__steps=2**62), "expected 1 to 1,000"),
-    "epochs beyond the limit": (put(feed__epochs=1001), "steps = 1001, expected 1 to 1,000"),
-    "epochs beyond memory": (put(feed__epochs=2**62), "expected 1 to 1,000"),
-    "no epochs": (put(feed__epochs=0), "local_epochs"),
-    "no step at all": (put(feed__batch_size=6), "steps = 0"),
+    "steps beyond the limit": (put(schedule__steps=1001), "steps = 1001, expected 1 to 1,000"),
+    "steps beyond memory": (put(schedule__steps=2**62), "expected 1 to 1,000"),
+    "epochs beyond the limit": (put(schedule__epochs=1001), "steps = 1001, expected 1 to 1,000"),
+    "epochs beyond memory": (put(schedule__epochs=2**62), "expected 1 to 1,000"),
+    "no epochs": (put(schedule__epochs=0), "local_epochs"),
+    "no step at all": (put(schedule__batch_size=6), "steps = 0"),
     "rate beyond the limit": (put(eta=1.01), "rate = 1.01, expected above 0, to 1"),
     "rate 0": (put(eta=0.0), "rate = 0"),
     "rate below 0": (put(eta=-0.1), "rate = -0.1"),
     "rate NaN": (put(eta=math.nan), "rate = nan"),
     "rate infinite": (put(eta=math.inf), "rate = inf"),
-    "batch beyond the limit": (put(feed__batch_size=65, feed__last_batch="keep"), "batch = 65, expected at most 64"),
-    "batch of one row": (put(feed__batch_size=1), "which the model cannot follow"),
-    "batch below 0": (put(feed__batch_size=-4), "batch_size"),
+    "batch beyond the limit": (
+        put(schedule__batch_size=65, schedule__last_batch="keep"),
+        "batch = 65, expected at most 64",
+    ),
+    "batch of one row": (put(schedule__batch_size=1), "which the model cannot follow"),
+    "batch below 0": (put(schedule__batch_size=-4), "batch_size"),
     "cut beyond the agreed": (put(cut=1), "cut = 1, expected 0"),
     "cut below 0": (put(cut=-1), "a plan that cannot be"),
     "noise NaN": (put(noise=math.nan), "noise = nan"),
@@ -84,9 +87,9 @@ PLANS: dict[str, tuple[Change, str]] = {
     "parameter nobody knows": (put(optimizer__numbers__hook="x"), "a plan that cannot be"),
     "unknown rule": (put(local=[{"name": "Eval", "numbers": {}}]), "whose local is 'Eval'"),
     "rule of NaN": (put(local=[{"name": "fedprox", "numbers": {"mu": math.nan}}]), "mu"),
-    "seed in words": (put(feed__seed="x"), "a plan that cannot be"),
-    "shuffle in words": (put(feed__shuffle="no"), "a plan that cannot be"),
-    "feed nobody knows": (put(feed__file="/etc/passwd"), "a plan that cannot be"),
+    "seed in words": (put(schedule__seed="x"), "a plan that cannot be"),
+    "shuffle in words": (put(schedule__shuffle="no"), "a plan that cannot be"),
+    "feed nobody knows": (put(schedule__file="/etc/passwd"), "a plan that cannot be"),
     "round below 0": (put(round=-1), "a plan that cannot be"),
     "memory of age -1": (put(t=-1), "a plan that cannot be"),
     "round confirmed below 0": (put(confirmed=-1, keeps_half=True), "a plan that cannot be"),
@@ -136,9 +139,9 @@ def answered(kind: str, *tensors: Tensor, base: Plan | None = None, **said: Any)
     """A good plan (which keeps half and memory), and this in answer to the first message of the client."""
     base = replace(base or plan(), keeps_half=True, keeps_memory=True, confirmed=3, memory=None)
 
-    def script(session: Session, frame: Frame) -> None:
+    def script(session: Connection, frame: Frame) -> None:
         if frame.kind == "Ready":
-            session.send("Plan", *told(base))
+            session.send("Plan", *encode(base))
         elif frame.kind in ("Smashed", "Momentum"):
             at = {} if said.get("at", 0) is None else {"at": frame.words["at"]}
             due = kind if frame.kind == "Momentum" or not base.fuses else "CutGrad"

@@ -17,18 +17,18 @@ import cutlayer as cl
 from cutlayer.cli.main import main
 from cutlayer.errors import ContractError, FrameError
 from cutlayer.network.client.loop import Joined
-from cutlayer.network.protocol.codec import told
+from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.handshake import words
 from cutlayer.network.transport.dial import Refused
 from cutlayer.network.transport.frames import LAST, LENGTH, Frame
-from cutlayer.network.transport.hub import Session
+from cutlayer.network.transport.hub import Connection
 from tests.network.harness import NAMES, certs, network, play, rows
 from tests.network.hostile_client import unhurried
 from tests.network.hostile_server import files, kept, leaves, met, nan, plan, welcome
 from tests.network.test_bits import same
 
 
-def quiet(session: Session, frame: Frame) -> None:
+def quiet(session: Connection, frame: Frame) -> None:
     """A server that says nothing more; the client should be gone by now."""
     raise AssertionError(f"the client went on, with a {frame.kind}")
 
@@ -73,17 +73,17 @@ def test_a_hostile_welcome(tmp_path: Path, name: str) -> None:
     assert files(tmp_path) == before
 
 
-def ended(*tensors: Tensor, **said: Any) -> Callable[[Session, Frame], None]:
+def ended(*tensors: Tensor, **said: Any) -> Callable[[Connection, Frame], None]:
     """A server that ends the run at once, with this."""
 
-    def script(session: Session, frame: Frame) -> None:
+    def script(session: Connection, frame: Frame) -> None:
         session.send("Bye", said, tensors)
 
     return script
 
 
 FRONT = plan().start or ()
-BYES: dict[str, tuple[Callable[[Session, Frame], None], str]] = {
+BYES: dict[str, tuple[Callable[[Connection, Frame], None], str]] = {
     "NaN": (ended(nan(FRONT[0]), *FRONT[1:], cut=0), "expected finite"),
     "infinite statistics": (ended(FRONT[0], nan(FRONT[1], math.inf), FRONT[2], cut=0), "expected finite"),
     "too long": (ended(torch.ones(57), *FRONT[1:], cut=0), "a last front of torch.float32 (57,)"),
@@ -139,14 +139,14 @@ def test_a_plan_before_a_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     from cutlayer.network.transport import hub
 
     plain = hub.written
-    monkeypatch.setattr(hub, "written", lambda kind, *rest, **more: plain("Plan", *told(plan()), **more))
+    monkeypatch.setattr(hub, "written", lambda kind, *rest, **more: plain("Plan", *encode(plan()), **more))
     leaves(tmp_path, quiet, "a 'Plan' instead of a welcome")
 
 
 def test_refused(tmp_path: Path) -> None:
     """At the door, and later."""
 
-    def refuses(session: Session, frame: Frame) -> None:
+    def refuses(session: Connection, frame: Frame) -> None:
         session.send("Refused", {"why": "no more"})
 
     leaves(tmp_path, refuses, "the server refuses: no more", of=ContractError)
@@ -159,9 +159,11 @@ class Echo:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
         self.sent = 0
-        plain, past = Session.send, {}
+        plain, past = Connection.send, {}
 
-        def send(session: Session, kind: str, said: dict[str, Any], tensors: Any = (), *how: Any, **more: Any) -> None:
+        def send(
+            session: Connection, kind: str, said: dict[str, Any], tensors: Any = (), *how: Any, **more: Any
+        ) -> None:
             tensors = [tensor.clone() for tensor in tensors]
             plain(session, kind, said, tensors, *how, **more)
             if kind in ("Bye", "Refused"):
@@ -178,7 +180,7 @@ class Echo:
                 self.sent += 1
                 plain(session, *one, *how, **more)
 
-        monkeypatch.setattr(Session, "send", send)
+        monkeypatch.setattr(Connection, "send", send)
 
 
 ROUNDS: dict[str, dict[str, Any]] = {

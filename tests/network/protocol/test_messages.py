@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cutlayer as cl
-from cutlayer.network.transport.hub import Event, Hub, Session
+from cutlayer.network.transport.hub import Connection, Event, Hub
 from tests.network.harness import SIZES, play, rows
 
 ROUND = ("Plan", "Smashed", "Features", "FeatureGrad", "CutGrad", "Square", "Momentum", "Adopt", "Report")
@@ -22,9 +22,9 @@ class Counted:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.down: dict[str, Counter[str]] = {}
         self.up: dict[str, Counter[str]] = {}
-        send, take = Session.send, Hub.next
+        send, take = Connection.send, Hub.next
 
-        def sends(session: Session, kind: str, *rest: Any, **more: Any) -> None:
+        def sends(session: Connection, kind: str, *rest: Any, **more: Any) -> None:
             self.down.setdefault(session.name, Counter())[kind] += 1
             send(session, kind, *rest, **more)
 
@@ -34,7 +34,7 @@ class Counted:
                 self.up.setdefault(event.session.name, Counter())[event.frame.kind] += 1
             return event
 
-        patch.setattr(Session, "send", sends)
+        patch.setattr(Connection, "send", sends)
         patch.setattr(Hub, "next", takes)
 
     def of(self, name: str) -> dict[str, int]:
