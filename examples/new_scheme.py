@@ -23,6 +23,7 @@ class MedianServer:
         meets="step",  # the losses are compared, so clients cannot be trained in groups
         own_gradient=True,  # each client gets the gradient of its own loss
         timing=Timing("round_barrier"),  # on simulated devices, nobody waits inside a round
+        needs_labels="loss",  # it looks at the losses, which a server without labels does not know
     )
 
     def open(self, server, clients):
@@ -37,9 +38,9 @@ class Session:
 
     def step(self, wave, smashed):
         replies = self.server.backward(self.rows, self.row, smashed)
-        self.server.step(self.rows, self.memory, sorted(self.row[reply.address.client] for reply in replies))
-        for reply in replies:
-            self.loss[reply.address.client] = float(reply.loss)
+        agreed = {reply.address.client: reply for reply in self.server.agreed(replies)}  # all, but for lost clients
+        self.server.step(self.rows, self.memory, sorted(self.row[j] for j in agreed))
+        self.loss |= {j: float(reply.loss) for j, reply in agreed.items()}
         return replies
 
     def close(self):

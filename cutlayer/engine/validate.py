@@ -99,6 +99,11 @@ def _staying(scheme: Scheme) -> None:
             f"labels = 'stay': {scheme} trains the server by itself on features and labels of all clients, so it needs "
             "the labels there; expected labels 'send', or another scheme"
         )
+    if scheme.traits.needs_labels == "loss":
+        raise ContractError(
+            f"labels = 'stay': {scheme} looks at the clients' losses, which only they know then; expected labels "
+            "'send', or another scheme"
+        )
     if scheme.traits.needs_labels == "counts":
         raise ContractError(
             f"labels = 'stay': {scheme} chooses clients by their label counts, which the server would have to know; "

@@ -18,7 +18,7 @@ from cutlayer.simulation.devices import Device
 Carry = Literal["sync", "keep", "relay"]
 Halves = Literal["one", "central", "spread"]
 Meets = Literal["batch", "step", "epoch", "round"]
-NeedsLabels = Literal["no", "counts", "rows"]
+NeedsLabels = Literal["no", "loss", "counts", "rows"]
 Histogram = Callable[[int], NDArray[np.float64]]
 Copies = Callable[[int, int], float]
 
@@ -55,8 +55,9 @@ class Traits:
                     gradient belongs to one client: what a joint norm needs, and what lets one backward pass go through
                     both halves where they share a process
     timing          how the seconds of the steps add up on simulated devices
-    needs_labels    what the server must know of the labels besides those of a client's own batch: nothing ("no"), how
-                    many of each a client has ("counts"), or those of all clients' rows together ("rows")
+    needs_labels    what the server must know of the labels: nothing ("no": they may stay with the clients), those of a
+                    batch, to know its "loss", how many of each a client has ("counts"), or those of all clients' rows
+                    together ("rows")
     persists        the server's optimizer memory lives on between rounds, whatever the protocol
     fuses_clients   `Session.fuse` gets the clients' own momenta after every step
     common_steps    ... and needs their optimizers to have taken the same number of steps

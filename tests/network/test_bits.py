@@ -13,6 +13,7 @@ from torch import nn
 import cutlayer as cl
 from cutlayer.network.client.loop import Joined
 from tests.network.harness import network, play, rows
+from tests.schemes.outside import median
 
 SCHEMES = (
     *("fedavg", "sflv1", "smofi", "sflv2", "ssl", "mergesfl", "psl", "sglr"),
@@ -95,6 +96,10 @@ def test_images_and_dropout(tmp_path: Path) -> None:
     g = torch.Generator().manual_seed(1)
     data = [(torch.randn(n, 3, 8, 8, generator=g), torch.randint(0, 3, (n,), generator=g)) for n in (8, 12)]
     check(tmp_path, nn.Sequential(front, back), data, scheme="smofi")
+
+
+def test_a_scheme_from_outside(tmp_path: Path) -> None:
+    check(tmp_path, scheme=median())
 
 
 def test_double_precision(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import cutlayer as cl
 from cutlayer.models import resnet
 from cutlayer.processes.ranks import join, leave
 from cutlayer.registry import SCHEMES
+from tests.schemes.outside import median
 
 SHAPE = (1, 8, 8)
 SPREAD = ("fedavg", "sflv1", "smofi", "psl")
@@ -68,6 +69,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "smofi fused clients", {"scheme": cl.SMoFi(fuse_clients=True), "backend": "loop"}
     yield "smofi dropout", {"scheme": "smofi", "backend": "loop", "model": tiny(dropout=True)}
     yield "fedavg fednag", {"scheme": "fedavg", "backend": "loop", "update": "fednag"}
+    yield "a scheme from outside", {"scheme": median(), "backend": "loop"}
     yield "smofi few", {"scheme": "smofi", "backend": "loop", "participation": 1}
     yield "psl few", {"scheme": "psl", "backend": "loop", "participation": 1}
     yield "mergesfl few", {"scheme": "mergesfl", "backend": "loop", "participation": 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,6 +16,7 @@ from torch import nn
 
 import cutlayer as cl
 from cutlayer.schemes import Closed, CutGrad, Server, Smashed, Timing, Traits, Wave
+from tests.schemes.outside import EXAMPLE, median
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,45 @@ def test_cycled_with_many_clients_learns() -> None:
     clients = [(x[j::3], y[j::3]) for j in range(3)]
     history = cl.train(small(), clients, test=(x, y), scheme=Cycled(8), rounds=6, batch_size=8, cut=1).history
     assert history[-1].loss < history[0].loss
+
+
+def test_a_scheme_from_outside_imports_the_extension_api_alone() -> None:
+    tree = ast.parse(EXAMPLE.read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in modules if name and name.startswith("cutlayer")} == {"cutlayer.schemes"}
+
+
+def test_a_scheme_from_outside_in_the_simulator() -> None:
+    """On simulated devices, stacked, with every kind of part around it."""
+    clients = [data(12 + 4 * j) for j in range(4)]
+    task: dict[str, Any] = {"cut": 1, "rounds": 2, "batch_size": 4, "local_epochs": 1, "test": data(20)}
+    more = {"local": "fedprox", "update": "fedavgm", "optimizer": "adam", "protocol": "cyclesl", "profile": "lte"}
+    with pytest.raises(cl.ContractError, match="looks at the clients' losses"):
+        cl.train(small(), clients, scheme=median(), labels="stay", **{**task, "cut": 0})
+    for given in ({}, more, {"local": "fednar"}):
+        loop, stacked = (
+            cl.train(small(), clients, scheme=median(), backend=how, **{**task, **given}) for how in ("loop", "stacked")
+        )
+        assert loop.history[-1].sim_seconds is not None and loop.history[-1].sim_seconds > 0
+        for one, other in zip(loop.model.parameters(), stacked.model.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"order": "at once"}, "order = 'at once': expected one of together, by_epoch, one_by_one"),
+        ({"carry": "relay"}, "order = 'together': expected 'one_by_one', where carry is 'relay'"),
+        ({"halves": "spread", "own_gradient": False}, "own_gradient = False: expected True, where halves is 'spread'"),
+        ({"own_gradient": "yes"}, "own_gradient = 'yes': expected True or False"),
+        ({"common_steps": True}, "fuses_clients = False: expected True"),
+        ({"timing": "merged"}, "timing = 'merged': expected a Timing"),
+    ],
+)
+def test_traits_that_contradict_themselves_are_refused(wrong: dict[str, Any], said: str) -> None:
+    good: dict[str, Any] = {"order": "together", "carry": "sync", "halves": "one", "meets": "step"}
+    with pytest.raises(cl.ContractError, match=re.escape(said)):
+        Traits(**{**good, "own_gradient": True, "timing": Timing("merged"), **wrong})
 
 
 def served(monkeypatch: pytest.MonkeyPatch, scheme: cl.SFLV2, shuffle: bool) -> list[list[int]]:
