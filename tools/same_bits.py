@@ -48,7 +48,7 @@ RULES: dict[str, dict[str, Any]] = {
     "slowmo": {"update": cl.SlowMo()},
     "fednag": {"update": cl.FedNAG(), "optimizer": OPTIMIZERS["nag"]},
     "fedprox": {"local": cl.FedProx(mu=0.1)},
-    "fednar each": {"local": cl.FedNAR(max_norm=0.5)},
+    "fednar half": {"local": cl.FedNAR(max_norm=0.5, norm="half")},
     "fednar joint": {"local": cl.FedNAR(max_norm=0.5, norm="joint")},
 }
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -23,6 +23,10 @@ LOCAL: dict[str, tuple[Any, Spec | None]] = {
     "fedprox": ("fedprox", {"name": "fedprox"}),
     "fednar-joint": (cl.FedNAR(max_norm=1.0), {"name": "fednar", "max_norm": 1.0}),
     "fednar-half": (cl.FedNAR(max_norm=1.0, norm="half"), {"name": "fednar", "max_norm": 1.0, "norm": "half"}),
+    "fednar-prox": (
+        (cl.FedProx(), cl.FedNAR(max_norm=1.0, norm="half")),
+        {"name": "fedprox+fednar", "max_norm": 1.0, "norm": "half"},
+    ),
 }
 UPDATE: dict[str, tuple[Any, Spec]] = {
     **{name: (name, {"name": name}) for name in UPDATES},

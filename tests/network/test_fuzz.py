@@ -84,7 +84,7 @@ def to_client(at: Station, before: Sequence[Frame]) -> Heard:
 
     def place() -> tuple[Any, ...]:
         client = remote.client
-        return (remote.plan, client.here(), client.waits, client.turned) if remote.plan else (None,)
+        return (remote.plan, client.here(), client.waits, client.tail_done) if remote.plan else (None,)
 
     def heard(frame: Frame) -> bool:
         if place() != there[0]:

@@ -52,8 +52,8 @@ class Tap:
     def gather(self, wave: Wave) -> Any:
         return self._heard(True, self.inner.gather(wave))
 
-    def turn(self, features: Sequence[Features]) -> Any:
-        return self._heard(True, self.inner.turn(self._heard(False, features)))
+    def tail_step(self, features: Sequence[Features]) -> Any:
+        return self._heard(True, self.inner.tail_step(self._heard(False, features)))
 
     def scatter(self, replies: Sequence[CutGrad]) -> Any:
         return self._heard(True, self.inner.scatter(self._heard(False, replies)))
@@ -139,16 +139,16 @@ def test_work_and_time_by_hand() -> None:
 class Stale(Tap):
     """Features of the step before come once more, after their step and again before the next."""
 
-    def turn(self, features: Sequence[Features]) -> Any:
+    def tail_step(self, features: Sequence[Features]) -> Any:
         old = [m for _, m in self.tape if isinstance(m, Features) and m.address.round == features[0].address.round]
         for message in old:
-            assert self.inner.turn([message]) == []
-        return super().turn(features)
+            assert self.inner.tail_step([message]) == []
+        return super().tail_step(features)
 
     def scatter(self, replies: Sequence[CutGrad]) -> Any:
         answers = super().scatter(replies)
         late = [m for _, m in self.tape if isinstance(m, Features) and m.address in [r.address for r in replies]]
-        assert self.inner.turn(late) == []
+        assert self.inner.tail_step(late) == []
         return answers
 
 

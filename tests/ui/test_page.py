@@ -225,7 +225,7 @@ def test_the_view_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     experiment: Any = Experiment()
     assert list(live.follow(experiment, service, False)) == records
-    screen.print(live.View(experiment, service)())
+    screen.print(live.LiveView(experiment, service)())
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "round 3: b: [red]it has left[/red]" in shown and "and 3 more" in shown
     assert "round 4: 1 of 9 rounds, accuracy 50.00 %; 1 clients, 1 dropped" in shown

@@ -19,7 +19,7 @@ from cutlayer.clients.messages import CutGrad, FeatureGrad, Features, Loss, Mome
 from cutlayer.clients.state import NOTHING
 from cutlayer.core.threads import one_thread
 from cutlayer.data.source import Source
-from cutlayer.errors import CutlayerError, FrameError
+from cutlayer.errors import ClientError, CutlayerError, FrameError
 from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.codec import decode
 from cutlayer.network.protocol.contract import Contract, address_of
@@ -30,6 +30,7 @@ from cutlayer.nn.flat import Rows, Style, half
 from cutlayer.optim.local import joint
 from cutlayer.optim.memory import Memory
 
+TORCH = (RuntimeError, ValueError)  # what torch raises: for a batch of one row, say, where there is batch norm
 Answer = tuple[str, dict[str, Any], list[Tensor]]
 
 
@@ -73,9 +74,11 @@ class ClientSession:
         try:
             with one_thread(), torch.no_grad():
                 return self._answer(frame)
-        except CutlayerError:
-            raise
-        except (RuntimeError, ValueError) as error:  # torch's: a batch of one row, say, where there is batch norm
+        except CutlayerError as error:
+            if not isinstance(error, ClientError) or not isinstance(error.__cause__, TORCH):
+                raise
+            raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
+        except TORCH as error:
             raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
 
     def _answer(self, frame: Frame) -> list[Answer]:
