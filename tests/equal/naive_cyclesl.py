@@ -35,7 +35,7 @@ class Person:
     front: Bent
     size: int
     batches: list[Batch]
-    turns: int = 0
+    participations: int = 0
 
     def next_batch(self) -> Batch:
         """The next batch in order; after the last comes the first."""
