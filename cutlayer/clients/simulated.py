@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.clients.client import Client, Seat, failed
+from cutlayer.clients.cohort import Cohort
 from cutlayer.clients.messages import (
     Attached,
     CutGrad,
@@ -42,7 +43,7 @@ class Pending:
     front: Views
 
 
-class LocalCohort:
+class LocalCohort(Cohort):
     """The simulator. `front(cut)` makes the client half; rows are allocated once per cut and cohort size.
 
     A client exists for the round it takes part in; `sources[j]` is what client j holds. `attached`: one backward pass

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cutlayer.clients.cohort import Comes, Muster
+from cutlayer.clients.cohort import Availability
 from cutlayer.clients.messages import Address, Plan, Report
 from cutlayer.clients.state import AVERAGED
 from cutlayer.clients.waves import waves
@@ -81,7 +81,7 @@ class Engine:
 
     def _play(self, state: Global, attempt: int) -> tuple[Global, Round]:
         planned = self._plan_round(state, attempt)
-        if not planned.J and isinstance(self.setup.cohort, Comes):
+        if not planned.J and self.setup.cohort.remote:
             raise RoundAbandoned(f"round {planned.n}: none of its {planned.selected} clients has a full batch")
         if not planned.J:
             after = replace(state, n=planned.n)
@@ -94,16 +94,16 @@ class Engine:
 
     def _plan_round(self, state: Global, attempt: int) -> RoundPlan:
         s, n = self.setup, state.n + 1
-        cut, everybody = self._cut(n), Muster(range(len(s.sizes)), s.select)
-        muster = s.cohort.muster(n) if isinstance(s.cohort, Comes) else everybody
+        cut, everybody = self._cut(n), Availability(range(len(s.sizes)), s.select)
+        available = s.cohort.available(n, everybody)
         self._began = time.perf_counter()  # waiting for clients is not training
-        selected = self._select(n, attempt, cut, muster, state.participations)
+        selected = self._select(n, attempt, cut, available, state.participations)
         schedules = self._feeds(selected, cut)
         J = {j: schedules[j].epochs_of(s.sizes[j]) for j in selected}
         J = {j: epochs for j, epochs in J.items() if epochs}  # T_j >= 1
         order = self._order(n, list(J))
         rows = {j: row for row, j in enumerate(self._rows(J, order))}
-        return RoundPlan(n, attempt, cut, len(selected), muster.quorum, J, order, schedules, rows)
+        return RoundPlan(n, attempt, cut, len(selected), available.quorum, J, order, schedules, rows)
 
     def _trained(
         self, state: Global, planned: RoundPlan, made: Mapping[int, Plan]
@@ -182,16 +182,18 @@ class Engine:
         )
         server.begin(opening)
 
-    def _select(self, n: int, attempt: int, cut: int, muster: Muster, participations: Mapping[int, int]) -> list[int]:
+    def _select(
+        self, n: int, attempt: int, cut: int, available: Availability, participations: Mapping[int, int]
+    ) -> list[int]:
         """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
-        s, everybody, m = self.setup, len(muster.there), muster.select
+        s, everybody, m = self.setup, len(available.clients), available.select
 
         def draw(m: int) -> list[int]:
             if m == everybody:
-                return list(muster.there)
+                return list(available.clients)
             use = f"select/{attempt}" if attempt else "select"
             chosen = rng(s.seed, n, EVERYBODY, use).choice(everybody, m, replace=False)
-            return sorted(muster.there[int(i)] for i in chosen)
+            return sorted(available.clients[int(i)] for i in chosen)
 
         if self._regulator is not None and self._traits.needs_labels == "counts":
             pool = draw(min(2 * m, everybody))
@@ -314,7 +316,7 @@ class Engine:
             client_steps=tuple(work[j][0] for j in tally.clients),
             client_samples=tuple(work[j][1] for j in tally.clients),
             series=series,
-            faults=s.cohort.faults() if isinstance(s.cohort, Comes) else (),
+            faults=s.cohort.faults(),
         )
         said, _ = s.processes.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
         return Round(**{**said, **{name: tuple(said[name]) for name in TUPLES}})
@@ -338,7 +340,7 @@ class Engine:
     def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float | None:
         """The seconds this round would take on the clients' devices; None: they are real."""
         s = self.setup
-        if isinstance(s.cohort, Comes):
+        if s.cohort.remote:
             return None
         steps = {j: T for j, (T, _) in work.items()}
         done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cutlayer.clients.cohort import Comes
 from cutlayer.core.lazy import Lazy
 from cutlayer.engine.progress import Display
 from cutlayer.engine.records import Global, Round, counted
@@ -73,9 +72,7 @@ class Run(Iterator[Round]):
             try:
                 return self._engine.play(self.state, attempt)
             except RoundAbandoned as error:
-                if not isinstance(cohort, Comes):
-                    raise
-                cohort.again(error, attempt)
+                cohort.retry(error, attempt)
                 attempt += 1
 
     @property

@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from cutlayer._version import __version__
-from cutlayer.clients.cohort import Comes
 from cutlayer.clients.remote import RemoteClients
 from cutlayer.core import heap, sealed
 from cutlayer.core.files import as_path, from_root, write_aside
@@ -239,7 +238,7 @@ class Experiment:
         front, back = halves(model, lo)
         data = load_data(self.config)
         about = {"model": self.config.model, "shape": list(data.shape), "classes": data.classes, "cut": lo}
-        kept = self.run.setup.traits.carry == "keep" and isinstance(self.run.setup.cohort, Comes)
+        kept = self.run.setup.traits.carry == "keep" and self.run.setup.cohort.remote
         known = {"model": model, "front": front, "back": back}
         if kept:  # the fronts, and where labels stay the last blocks, are with the clients
             known = {"back": back if self.config.labels == "send" else back[:-1]}

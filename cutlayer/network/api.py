@@ -97,13 +97,12 @@ def join(
     """
     needs("net")
     from cutlayer.data.source import Source, source
-    from cutlayer.network.client.loop import ClientLoop
+    from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
     from cutlayer.network.protocol.handshake import Welcome
     from cutlayer.network.transport.frames import DTYPES
 
     def load(welcome: Welcome) -> tuple[nn.Module, Source]:
         return twin(model), source(data, DTYPES[welcome.dtype], "data")
 
-    return ClientLoop(
-        server, load, certs, name, Path(out), loss, limits, patience, torch.device(device), insecure, say
-    )()
+    peer = Peer(server, certs, name, insecure, patience)
+    return ClientLoop(peer, Workplace(load, Path(out), loss, limits, torch.device(device)), say)()

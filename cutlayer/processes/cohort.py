@@ -16,7 +16,7 @@ from cutlayer.processes.codec import Message, Start, decode, encode
 from cutlayer.processes.ranks import Ranks
 
 
-class RankCohort:
+class RankCohort(Cohort):
     """At the root a Cohort like any other; the other ranks `serve` it until the round is over."""
 
     def __init__(self, inner: Cohort, processes: Ranks) -> None:

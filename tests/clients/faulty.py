@@ -46,7 +46,7 @@ class Fault:
     what: What = "step"
 
 
-class FaultyCohort:
+class FaultyCohort(Cohort):
     """Wraps any cohort. `fired` counts the faults that really happened; `reordered` the lists whose order changed."""
 
     def __init__(self, inner: Cohort, faults: Sequence[Fault] = (), reorder: int | None = None) -> None:

@@ -19,7 +19,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.cli.main import main
@@ -30,7 +29,7 @@ from cutlayer.experiment import description, run_directory, server_directory
 from cutlayer.experiment.client_data import ClientData
 from cutlayer.experiment.config import Config, parse
 from cutlayer.experiment.experiment import Experiment
-from cutlayer.network.client.loop import ClientLoop, Joined
+from cutlayer.network.client.loop import ClientLoop, Joined, Peer, Workplace
 from cutlayer.network.protocol.settings import Limits, Net
 from cutlayer.network.server import service
 from cutlayer.network.server.roster import Roster, natural
@@ -68,9 +67,8 @@ def config(data: Mapping[str, Path], **more: Any) -> Config:
 
 def joining(port: int, name: str, path: Path, out: Path, said: list[str] | None = None) -> ClientLoop:
     lines = [] if said is None else said
-    guest, limits, cpu = ClientData(path, Limits()), Limits(), torch.device("cpu")
-    where, loss = f"127.0.0.1:{port}", functional.cross_entropy
-    return ClientLoop(where, guest, None, name, out, loss, limits, 20.0, cpu, False, lines.append)
+    peer = Peer(f"127.0.0.1:{port}", name=name, patience=20.0)
+    return ClientLoop(peer, Workplace(ClientData(path, Limits()), out), lines.append)
 
 
 @dataclass

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.data.source import source
-from cutlayer.network.client.loop import ClientLoop
+from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
 from cutlayer.network.client.session import Answer
 from cutlayer.network.protocol.handshake import Hello, Welcome, read, words
-from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.dial import Gone, Line
 from tests.clients.faulty import Fault, FaultyCohort
@@ -52,8 +50,8 @@ def bent(
 
     def guest(port: int) -> None:
         line, welcome = dialled(port, NAMES[j])
-        rest = (out, functional.cross_entropy, Limits(), 1.0, torch.device("cpu"), False, lambda line: None)
-        remote = ClientLoop(f"127.0.0.1:{port}", load, certs() / NAMES[j], "", *rest)._begin(welcome)
+        peer = Peer(f"127.0.0.1:{port}", certs() / NAMES[j], patience=1.0)
+        remote = ClientLoop(peer, Workplace(load, out))._begin(welcome)
         try:
             line.reader.limit = remote.limit
             line.send("Ready", {"samples": len(data[j][1])})

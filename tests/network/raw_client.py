@@ -15,7 +15,7 @@ import cutlayer as cl
 from cutlayer.clients.messages import Address, Plan
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import source
-from cutlayer.network.client.session import Answer, ClientSession
+from cutlayer.network.client.session import Answer, ClientSession, Terms
 from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.contract import agreed
@@ -50,9 +50,8 @@ def station(folder: Path, labels: str = "send", samples: int = 5, **more: Any) -
     data = source(rows((samples,))[0], torch.float32, "data")
     contract = agreed(model, (0, 0), layout, data, 3, CPU)
     own = ClientStore(folder)
-    remote = ClientSession(
-        model, layout, contract, data, functional.cross_entropy, own, LIMITS, CPU, Style("none", None)
-    )
+    terms = Terms(model, layout, contract, Style("none", None))
+    remote = ClientSession(terms, data, own, functional.cross_entropy, LIMITS, CPU)
     plan = Plan(
         Address(3, 1, -1, 0),
         cut=0,

@@ -19,11 +19,10 @@ import grpc
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.errors import ContractError, FrameError, StoreError
-from cutlayer.network.client.loop import ClientLoop
+from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
 from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
 from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import identity
@@ -128,11 +127,8 @@ MAKERS: tuple[Callable[[Path], Station], ...] = (  # between them, every message
 
 def joining(at: Station, welcome: Welcome, out: Path) -> ClientLoop:
     """A client at the end of its run."""
-    made = ClientLoop(
-        "127.0.0.1:1",
-        *(lambda _: (network(), at.remote.source), None, "a", out),
-        *(functional.cross_entropy, LIMITS, 1.0, torch.device("cpu"), False, lambda line: None),
-    )
+    work = Workplace(lambda _: (network(), at.remote.source), out, limits=LIMITS)
+    made = ClientLoop(Peer("127.0.0.1:1", name="a", patience=1.0), work)
     made.remote, made.welcome = at.remote, welcome
     return made
 
@@ -278,14 +274,14 @@ def test_broken_frames_while_others_train(
     def watch(service: Any) -> None:
         threads.append(threading.Thread(target=intrude, args=(service.hub.port,), daemon=True))
         threads[0].start()
-        muster = service.cohort.muster
+        available = service.cohort.available
 
-        def waits(n: int) -> Any:
+        def waits(n: int, everybody: Any) -> Any:
             while not share[n - 1].wait(0.01):
                 service.cohort.poll()
-            return muster(n)
+            return available(n, everybody)
 
-        service.cohort.muster = waits
+        service.cohort.available = waits
 
     arguments = {"cut": 0, "rounds": rounds, "batch_size": 4, "local_epochs": 1, "scheme": "smofi"}
     with caplog.at_level(logging.ERROR):

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.nn import functional
 
 from cutlayer.experiment.client_data import ClientData
-from cutlayer.network.client.loop import ClientLoop, Joined
+from cutlayer.network.client.loop import ClientLoop, Joined, Peer, Workplace
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport import dial
 from tests.forks import forked
@@ -61,14 +60,10 @@ def test_killed_at_four_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         jobs.append([[*FLAGS, *SCHEMES[scheme], *place, *mine], points])
 
         def client(j: int, what: str = what, port: int = port) -> None:
-            guest, limits = ClientData(data[j], Limits()), Limits()
-            folder, cpu = tmp_path / f"joined-{what}", torch.device("cpu")
-            who = certs() / NAMES[j]
-            loss = functional.cross_entropy
+            work = Workplace(ClientData(data[j], Limits()), tmp_path / f"joined-{what}")
+            peer = Peer(f"localhost:{port}", certs() / NAMES[j], patience=2 * SOON)
             try:
-                ended[what, j] = ClientLoop(
-                    f"localhost:{port}", guest, who, "", folder, loss, limits, 2 * SOON, cpu, False, lambda line: None
-                )()
+                ended[what, j] = ClientLoop(peer, work)()
             except BaseException as error:  # told to the test
                 ended[what, j] = error
 

@@ -35,7 +35,7 @@ def clients() -> list[tuple[Tensor, Tensor]]:
     return [data(rows) for rows in SIZES]
 
 
-class Tap:
+class Tap(Cohort):
     """A cohort that writes down what is sent, in order: (whether it goes up, the message)."""
 
     def __init__(self, inner: Cohort) -> None:

@@ -14,7 +14,6 @@ import rich.table
 
 from cutlayer.cli import flags
 from cutlayer.cli.output import console
-from cutlayer.clients.cohort import Comes
 from cutlayer.core.files import as_path
 from cutlayer.engine.memory_limit import mib
 from cutlayer.engine.run import Run
@@ -84,7 +83,7 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
 
 def show(experiment: Experiment, origins: Origins | None) -> None:
     """The first lines of a run."""
-    here = not isinstance(experiment.run.setup.cohort, Comes)
+    here = not experiment.run.setup.cohort.remote
     console.print(_table(experiment.config, experiment.run, origins, here))
 
 

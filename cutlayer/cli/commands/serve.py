@@ -135,11 +135,9 @@ def _seconds(name: str, given: str) -> float:
 
 def join(args: argparse.Namespace) -> int:
     needs("net")
-    from torch.nn import functional
-
     from cutlayer.engine import inputs
     from cutlayer.experiment.client_data import ClientData
-    from cutlayer.network.client.loop import ClientLoop
+    from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
     from cutlayer.network.protocol.settings import Limits
 
     given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
@@ -152,19 +150,9 @@ def join(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         log.info("%s", line)
 
-    joined = ClientLoop(
-        args.server,
-        guest,
-        args.certs or None,
-        args.name,
-        as_path("out", args.out),
-        functional.cross_entropy,
-        limits,
-        _seconds("patience", args.patience),
-        inputs.device(args.device),
-        args.insecure,
-        say,
-    )()
+    peer = Peer(args.server, args.certs or None, args.name, args.insecure, _seconds("patience", args.patience))
+    out, device = as_path("out", args.out), inputs.device(args.device)
+    joined = ClientLoop(peer, Workplace(guest, out, limits=limits, device=device), say)()
     if not args.quiet:
         print(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}), flush=True)
     return 0

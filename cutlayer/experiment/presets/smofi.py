@@ -39,13 +39,15 @@ TUNED = {
 
 
 def _task(
-    task: str, model: str, clients: int, m: int, batch: int, lr: float, wd: float, rounds: int, **more: Any
+    task: str, model: str, clients: tuple[int, int], batch: int, rate: tuple[float, float], rounds: int, **more: Any
 ) -> dict[str, Any]:
+    """`clients`: all of them, and those of a round; `rate`: learning rate and weight decay."""
+    (everybody, m), (lr, wd) = clients, rate
     return {
         "task": task,
         "model": {"name": model},
         "cut": 2,
-        "clients": clients,
+        "clients": everybody,
         "participation": m,
         "batch_size": batch,
         "local_epochs": 5,
@@ -60,11 +62,11 @@ def _task(
 
 ROLES = {"partition": {"name": "natural", "min_size": 800, "max_size": 10_000}, "augment": False}
 TASKS = {
-    "cifar10": _task("cifar10", "resnet18", 100, 20, 32, 0.05, 5e-4, 1000),
-    "cifar100": _task("cifar100", "resnet18", 100, 20, 32, 0.05, 5e-4, 600),
-    "tiny": _task("tiny_imagenet", "resnet34", 200, 40, 64, 0.05, 1e-3, 400),
-    "shakespeare": _task("shakespeare", "transformer", 100, 20, 100, 0.01, 5e-4, 300, **ROLES),
-    "speech": _task("speech_commands", "vgg11", 200, 20, 32, 0.01, 5e-4, 300, augment=False),
+    "cifar10": _task("cifar10", "resnet18", (100, 20), 32, (0.05, 5e-4), 1000),
+    "cifar100": _task("cifar100", "resnet18", (100, 20), 32, (0.05, 5e-4), 600),
+    "tiny": _task("tiny_imagenet", "resnet34", (200, 40), 64, (0.05, 1e-3), 400),
+    "shakespeare": _task("shakespeare", "transformer", (100, 20), 100, (0.01, 5e-4), 300, **ROLES),
+    "speech": _task("speech_commands", "vgg11", (200, 20), 32, (0.01, 5e-4), 300, augment=False),
 }
 
 

@@ -7,18 +7,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from cutlayer.clients.messages import Loss
 from cutlayer.core import sealed
 from cutlayer.core.files import as_path
 from cutlayer.data.source import Source
 from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
-from cutlayer.network.client.session import ClientSession
+from cutlayer.network.client.session import ClientSession, Terms
 from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.contract import agreed
 from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
@@ -47,21 +48,15 @@ class Joined:
     path: Path | None
 
 
-@dataclass
-class ClientLoop:
-    """One client's way through a run."""
+@dataclass(frozen=True)
+class Peer:
+    """Whom to dial, and as whom: by certificate, or by name where there are none."""
 
     server: str
-    load: Load
-    certs: str | Path | None
-    name: str
-    out: Path
-    loss: Loss
-    limits: Limits
-    patience: float
-    device: torch.device
-    insecure: bool
-    say: Say
+    certs: str | Path | None = None
+    name: str = ""
+    insecure: bool = False
+    patience: float = 3600.0  # seconds without a server before giving up
 
     def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
@@ -73,10 +68,31 @@ class ClientLoop:
             )
         if self.certs is None and not self.name:
             raise ContractError("name = '': expected a name, or certs, whose certificate says it")
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What a client brings: its model and data, a folder for what it keeps, and what it computes with and allows."""
+
+    load: Load
+    out: Path
+    loss: Loss = functional.cross_entropy
+    limits: Limits = field(default_factory=Limits)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
         as_path("out", self.out)
-        self.watched = None if self.certs is None else Watched(as_path("certs", self.certs), self.name, self.say)
-        self.name = self.name if self.watched is None else self.watched.held.name
-        self._remind = Reminders(self.say)
+
+
+class ClientLoop:
+    """One client's way through a run."""
+
+    def __init__(self, peer: Peer, workplace: Workplace, say: Say = lambda line: None) -> None:
+        self.peer, self.workplace, self.say = peer, workplace, say
+        self.server = peer.server
+        self.watched = None if peer.certs is None else Watched(as_path("certs", peer.certs), peer.name, say)
+        self.name = peer.name if self.watched is None else self.watched.held.name
+        self._remind = Reminders(say)
         identity.check_name(self.name)
         self.remote: ClientSession | None = None
         self.welcome: Welcome | None = None
@@ -104,7 +120,7 @@ class ClientLoop:
                 if unwelcome and who is None and speaks_tls(self.server):
                     raise AuthError(f"{self.server}: it shows a certificate; expected certs, to show ours") from error
                 gone, hint = time.monotonic() - alone, HINT if unwelcome and who is not None else ""
-                if gone > self.patience:
+                if gone > self.peer.patience:
                     raise TransportError(f"{self.server}: no answer for {gone:.0f} seconds: {error}{hint}") from error
                 pause = next(pauses)
                 self.say(f"{self.server}: {error}; trying again in {pause:.1f} s")
@@ -123,21 +139,22 @@ class ClientLoop:
 
     def _begin(self, welcome: Welcome) -> ClientSession:
         """The model and the data, held against what the server says."""
-        model, rows = self.load(welcome)
+        model, rows = self.workplace.load(welcome)
         expect(len(rows) > 0, "data", "no rows", "at least one row")
         layout = Layout(len(blocks_of(model)), tail=int(welcome.labels == "stay"))
         cut_range(welcome.cuts, layout)
         mine = digest(model, layout, welcome.cuts[1])
         expect(mine == welcome.front, "model", f"front {mine}", f"the server's, {welcome.front}: the same blocks")
         try:
-            contract = agreed(model, welcome.cuts, layout, rows, welcome.classes, self.device)
+            contract = agreed(model, welcome.cuts, layout, rows, welcome.classes, self.workplace.device)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a model may raise
             raise ContractError(f"data: the model does not accept its rows: {error}") from error
         if welcome.classes is not None:
             rows.expect_classes(welcome.classes)
-        own = ClientStore(self.out / welcome.run / self.name)
-        style = Style(welcome.randomness, None)
-        return ClientSession(model, layout, contract, rows, self.loss, own, self.limits, self.device, style)
+        own = ClientStore(self.workplace.out / welcome.run / self.name)
+        terms = Terms(model, layout, contract, Style(welcome.randomness, None))
+        work = self.workplace
+        return ClientSession(terms, rows, own, work.loss, work.limits, work.device)
 
     def _answer(self, line: Line, frame: Frame) -> None:
         remote, welcome = self.remote, self.welcome
@@ -184,7 +201,7 @@ class ClientLoop:
                 raise FrameError(f"a last front of {found}, expected finite {dtype} {size}")
         part.write(Vectors(*vectors))
         front = nn.Sequential(*(mine[index] for index in sorted(which)))
-        path = self.out / welcome.run / self.name / "front.safetensors"
+        path = self.workplace.out / welcome.run / self.name / "front.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"model": welcome.model, "shape": list(welcome.shape), "classes": welcome.classes, "cut": cut}
         held = "ends" if remote.layout.tail else "front"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,23 +34,23 @@ TORCH = (RuntimeError, ValueError)  # what torch raises: for a batch of one row,
 Answer = tuple[str, dict[str, Any], list[Tensor]]
 
 
+class Terms(NamedTuple):
+    """What the client has agreed to: the model, where it is cut, what messages must be, what the model draws."""
+
+    model: nn.Module
+    layout: Layout
+    contract: Contract
+    style: Style
+
+
 class ClientSession:
     """One client's part of a run. `own`: where it keeps what lives on with it between rounds."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        contract: Contract,
-        source: Source,
-        loss: Loss,
-        own: ClientStore,
-        limits: Limits,
-        device: torch.device,
-        style: Style,
+        self, terms: Terms, source: Source, own: ClientStore, loss: Loss, limits: Limits, device: torch.device
     ) -> None:
-        self.model, self.layout, self.contract, self.source = model, layout, contract, source
-        self.loss, self.own, self.limits, self.device, self.style = loss, own, limits, device, style
+        self.model, self.layout, self.contract, self.style = terms
+        self.source, self.own, self.loss, self.limits, self.device = source, own, loss, limits, device
         self.client = Client(0, source)
         self._seat: Seat | None = None
         self._cut: int | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cutlayer.clients.cohort import Muster
+from cutlayer.clients.cohort import Availability, Cohort
 from cutlayer.clients.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
 from cutlayer.clients.waves import Wave
 from cutlayer.errors import ContractError, FrameError, RoundAbandoned, StoreError
@@ -77,8 +77,10 @@ class Participant:
     taken: set[tuple[str, int]] = field(default_factory=set)  # what it has sent: kind and step
 
 
-class NetCohort:
+class NetCohort(Cohort):
     """The clients in the roster, through the hub."""
+
+    remote = True
 
     def __init__(
         self, hub: Hub, roster: Roster, contract: Contract, patience: Patience, rules: Rules, grace: float
@@ -91,7 +93,7 @@ class NetCohort:
 
     # who is there
 
-    def muster(self, n: int) -> Muster:
+    def available(self, n: int, everybody: Availability) -> Availability:
         """Wait until enough are there: at first the least number, after a restart everybody for a while, and then a
         quorum of the least number."""
         rules = self.rules
@@ -113,7 +115,7 @@ class NetCohort:
         there = self.roster.connected
         m = min(rules.select(len(there)), len(there))
         self.status = f"round {n}"
-        return Muster(there, min(math.ceil(rules.over * m), len(there)), _share(rules.quorum, m))
+        return Availability(there, min(math.ceil(rules.over * m), len(there)), _share(rules.quorum, m))
 
     def _wait(self, clients: int, seconds: float) -> None:
         """Until so many are there, or so long."""
@@ -132,7 +134,7 @@ class NetCohort:
             session.close()
             self.roster.went(session)
 
-    def again(self, error: RoundAbandoned, attempt: int) -> None:
+    def retry(self, error: RoundAbandoned, attempt: int) -> None:
         for j in list(self.places):
             self._drop(j, "the round does not count", fault=False)
         if attempt + 1 >= self.rules.attempts:

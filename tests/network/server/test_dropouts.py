@@ -229,15 +229,15 @@ def test_who_comes_late_takes_part_from_then_on(tmp_path: Path, monkeypatch: pyt
     def watch(service: Any) -> None:
         late.append(threading.Thread(target=newcomer, args=(service.hub.port,), daemon=True))
         late[0].start()
-        muster = service.cohort.muster
+        available = service.cohort.available
 
-        def waits(n: int) -> Any:
+        def waits(n: int, everybody: Any) -> Any:
             if n == 2:
                 seen.set()
                 service.cohort._wait(4, SOON)
-            return muster(n)
+            return available(n, everybody)
 
-        service.cohort.muster = waits
+        service.cohort.available = waits
 
     played = play(tmp_path, rows()[:3], {"min_clients": 3}, watch=watch, scheme="smofi", **ARGUMENTS)
     late[0].join(SOON)

@@ -73,7 +73,7 @@ def test_strangers_while_others_train(tmp_path: Path) -> None:
     ended: dict[str, list[Any]] = {name: [] for name in known}
 
     def watch(service: Any) -> None:
-        muster = service.cohort.muster
+        available = service.cohort.available
 
         def intrude() -> None:
             for name, (stranger, _, _) in known.items():
@@ -82,15 +82,15 @@ def test_strangers_while_others_train(tmp_path: Path) -> None:
                 except BaseException as error:
                     ended[name].append(error)
 
-        def waits(n: int) -> Any:
+        def waits(n: int, everybody: Any) -> Any:
             thread = threading.Thread(target=intrude, daemon=True)
             thread.start()
             while thread.is_alive():
                 service.cohort.poll()
                 thread.join(0.01)
-            return muster(n)
+            return available(n, everybody)
 
-        service.cohort.muster = waits
+        service.cohort.available = waits
 
     played = play(tmp_path, DATA, {"certs": folder}, watch=watch, **BASE)
     for name, (_, kind, match) in known.items():
@@ -179,17 +179,17 @@ def test_a_name_is_in_the_certificate(tmp_path: Path) -> None:
     sessions: list[list[str]] = []
 
     def watch(service: Any) -> None:
-        muster = service.cohort.muster
+        available = service.cohort.available
 
-        def waits(n: int) -> Any:
+        def waits(n: int, everybody: Any) -> Any:
             if n == 2:
                 line = Line(f"127.0.0.1:{service.hub.port}", identity.read(certs(), NAMES[3]))
                 read(line.greet(words(Hello(name=NAMES[0]))), Welcome)
                 sessions.append(sorted(service.hub.sessions))
                 line.close()
-            return muster(n)
+            return available(n, everybody)
 
-        service.cohort.muster = waits
+        service.cohort.available = waits
 
     played = play(tmp_path, DATA, watch=watch, **BASE)
     assert sessions == [list(NAMES)]
@@ -203,12 +203,12 @@ def test_revoked_while_connected(tmp_path: Path, when: str) -> None:
     folder, again = copied(tmp_path), []
 
     def watch(service: Any) -> None:
-        muster, scatter = service.cohort.muster, service.cohort.scatter
+        available, scatter = service.cohort.available, service.cohort.scatter
 
-        def waits(n: int) -> Any:
+        def waits(n: int, everybody: Any) -> Any:
             if n == 2 and when == "between rounds":
                 identity.revoke(folder, NAMES[1])
-            found = muster(n)
+            found = available(n, everybody)
             if n == 3:
                 with pytest.raises(Refused, match="its certificate has been revoked"):
                     dials(identity.read(certs(), NAMES[1]))(service.hub.port)
@@ -220,7 +220,7 @@ def test_revoked_while_connected(tmp_path: Path, when: str) -> None:
                 identity.revoke(folder, NAMES[1])
             return scatter(replies)
 
-        service.cohort.muster, service.cohort.scatter = waits, scatters
+        service.cohort.available, service.cohort.scatter = waits, scatters
 
     played = play(tmp_path, DATA, {"certs": folder}, watch=watch, **BASE)
     assert [record.clients for record in played.result.history] == [(0, 1, 2), (0, 2), (0, 2)] and again == [3]
