@@ -31,7 +31,7 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "ui": "core experiment network.transport network.server",
     "bench": "core registry nn optim schemes engine processes network network.transport network.protocol "
     "network.server",
-    "cli": "core registry models nn data simulation clients schemes processes engine network.transport "
+    "cli": "core registry models nn data simulation schemes processes engine network.transport "
     "network.protocol network.client network.server experiment report ui bench",
 }
 OPEN = {"errors", "_version"}

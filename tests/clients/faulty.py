@@ -51,8 +51,8 @@ class FaultyCohort(Cohort):
 
     def __init__(self, inner: Cohort, faults: Sequence[Fault] = (), reorder: int | None = None) -> None:
         self.inner = inner
-        self.faults = {(f.what, f.round, f.client, f.step): f for f in faults}
-        assert len(self.faults) == len(faults), "one fault per message"
+        self._faults = {(f.what, f.round, f.client, f.step): f for f in faults}
+        assert len(self._faults) == len(faults), "one fault per message"
         self.fired: Counter[Fault] = Counter()
         self.reordered = 0
         self._random = None if reorder is None else random.Random(reorder)
@@ -62,7 +62,7 @@ class FaultyCohort(Cohort):
     @property
     def unfired(self) -> list[Fault]:
         """The faults that have not happened."""
-        return [fault for fault in self.faults.values() if not self.fired[fault]]
+        return [fault for fault in self._faults.values() if not self.fired[fault]]
 
     def open(self, plans: Sequence[Plan]) -> None:
         self._silent.clear()
@@ -108,7 +108,7 @@ class FaultyCohort(Cohort):
     def _carry(self, message: Message) -> list[Message]:
         """What arrives now of a message that was sent now."""
         address = message.address
-        fault = self.faults.get((WHAT[type(message)], address.round, address.client, address.step))
+        fault = self._faults.get((WHAT[type(message)], address.round, address.client, address.step))
         if fault is None:
             return [message]
         self.fired[fault] += 1
