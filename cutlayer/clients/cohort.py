@@ -1,4 +1,4 @@
-"""The clients of a round, wherever they live: the only seam between an algorithm and a runtime."""
+"""The clients of a round, wherever they live: all that an algorithm knows of a runtime."""
 
 from __future__ import annotations
 

@@ -51,10 +51,10 @@ class ClientState:
     round: int = 0
 
     def __bool__(self) -> bool:
-        return self.front is not None or self.memory is not None or self.elsewhere
+        return self.front is not None or self.memory is not None or self.remote
 
     @property
-    def elsewhere(self) -> bool:
+    def remote(self) -> bool:
         """It is with the client, on another machine."""
         return self.round > 0
 

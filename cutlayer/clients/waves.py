@@ -27,7 +27,7 @@ class Wave:
 
 
 def waves(order: Order, epochs: Mapping[int, list[int]]) -> Iterator[Wave]:
-    """The waves of a round; `epochs` gives each client's steps per local epoch, clients in their turn."""
+    """The waves of a round; `epochs` gives each client's steps per local epoch, clients in their order."""
     if order == "one_by_one":
         for client, steps in epochs.items():
             yield from (Wave((client,)) for _ in range(sum(steps)))

@@ -1,4 +1,4 @@
-"""The processes that share a run. One by itself is a team of one; `ranks.Ranks` are several."""
+"""The processes that share a run. One by itself is a group of one; `processes.ranks.Ranks` are several."""
 
 from __future__ import annotations
 

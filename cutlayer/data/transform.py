@@ -80,13 +80,13 @@ FURTHEST = 64  # pixels that a server may ask a client to shift by
 KINDS: dict[str, type[Pixels] | type[Codes] | type[Features]] = {"pixels": Pixels, "codes": Codes, "features": Features}
 
 
-def told(transform: Transform) -> dict[str, Any] | None:
+def encode(transform: Transform) -> dict[str, Any] | None:
     """A transform in words, where it is one of these."""
     kind = next((name for name, made in KINDS.items() if type(transform) is made), None)
     return None if kind is None else {"kind": kind, **{f.name: getattr(transform, f.name) for f in fields(transform)}}  # type: ignore[arg-type]
 
 
-def heard(words: Mapping[str, Any]) -> Transform:
+def decode(words: Mapping[str, Any]) -> Transform:
     """The transform that such words stand for."""
     kind, numbers = str(words.get("kind")), {name: value for name, value in words.items() if name != "kind"}
     if kind not in KINDS:

@@ -73,7 +73,7 @@ class Aggregator:
         known = bool(self.fronts) or self.processes.size > 1  # among ranks, one may have nothing to add
         if known:
             self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
-        self.made |= self._parcels(reports, p)
+        self.made |= self._owned(reports, p)
         self.reports += reports
         if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
             drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.processes) if known else None
@@ -110,7 +110,7 @@ class Aggregator:
                 mean.scale(self.total / reported)
 
     def _everybodys(self, made: Mapping[Owner, Mapping[str, Tensor]]) -> dict[Owner, OwnedState]:
-        """The parcels of all ranks: any client may be at any of them in the next round."""
+        """What owners keep, from all ranks: any client may be at any of them in the next round."""
         if self.processes.size > 1:
             flat = {f"{owner}//{name}": tensor for owner, named in made.items() for name, tensor in named.items()}
             gathered: dict[Owner, dict[str, Tensor]] = {}
@@ -121,7 +121,7 @@ class Aggregator:
             made = gathered
         return {owner: OwnedState(self.n, tensors) for owner, tensors in made.items()}
 
-    def _parcels(self, reports: Sequence[Report], p: Sequence[float]) -> dict[Owner, Mapping[str, Tensor]]:
+    def _owned(self, reports: Sequence[Report], p: Sequence[float]) -> dict[Owner, Mapping[str, Tensor]]:
         """What the round leaves besides the weights, by owner."""
         s, server = self.setup, self.server
         made: dict[Owner, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}

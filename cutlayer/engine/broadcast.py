@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 
 def send(processes: ProcessGroup, state: Global, since: int = -1) -> None:
-    """The root's part: all of it, but only those parcels that are newer than round `since`."""
-    new = {owner: parcel for owner, parcel in state.kept.items() if parcel.version > since}
+    """The root's part: all of it, but only those owned states that are newer than round `since`."""
+    new = {owner: owned for owner, owned in state.kept.items() if owned.version > since}
     named: dict[str, Tensor] = {f"W//{kind}": v for kind, v in state.W._asdict().items()}
     named |= {f"update//{name}": tensor for name, tensor in state.update.items()}
-    for owner, parcel in new.items():
-        named |= {f"kept/{owner}//{name}": tensor for name, tensor in parcel.open().items()}
+    for owner, owned in new.items():
+        named |= {f"kept/{owner}//{name}": tensor for name, tensor in owned.open().items()}
     words = {
         "n": state.n,
         "participations": list(state.participations.items()),
         "owners": list(state.kept),
-        "versions": {owner: parcel.version for owner, parcel in new.items()},
+        "versions": {owner: owned.version for owner, owned in new.items()},
     }
     processes.from_root(words, named)
 
@@ -39,7 +39,7 @@ def fail(processes: ProcessGroup, error: CutlayerError) -> None:
 
 
 def receive(processes: ProcessGroup, kept: Kept) -> Global:
-    """The others' part. `kept`: the parcels that this rank has already."""
+    """The others' part. `kept`: the owned states that this rank has already."""
     words, named = processes.from_root(None, {})
     if "failed" in words:
         kind, text = words["failed"]

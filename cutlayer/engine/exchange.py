@@ -46,8 +46,8 @@ class Exchange:
         taken = {plan.address.client: 0 for plan in plans}
         own = set(taken)
         for wave in waves:
-            elsewhere = tuple(j for j in wave.clients if j not in own)
-            wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch, elsewhere)
+            others = tuple(j for j in wave.clients if j not in own)
+            wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch, others)
             if wave.clients or wave.on_other_ranks:
                 self._wave(wave, taken, session)
         arrived = self.cohort.close(list(taken)) if taken else []

@@ -115,13 +115,13 @@ class Global:
 
     def client(self, j: int, round: int | None = None) -> ClientState:
         """What client j keeps; `round`: remember that it was used in it."""
-        parcel = self.kept.get(state.client(j))
-        return NOTHING if parcel is None else ClientState.read(parcel.open(round))
+        owned = self.kept.get(state.client(j))
+        return NOTHING if owned is None else ClientState.read(owned.open(round))
 
     def moments(self, owner: Owner, round: int) -> Moments | None:
         """The optimizer's memory that somebody left, if they did; it is used in this round."""
-        parcel = self.kept.get(owner)
-        return None if parcel is None else Moments.read(parcel.open(round))
+        owned = self.kept.get(owner)
+        return None if owned is None else Moments.read(owned.open(round))
 
     def merged(self, sizes: Sequence[int]) -> Vectors:
         """Where clients keep their half: the mean of their halves, by size, joined to W_s. One is read at a time."""

@@ -4,8 +4,8 @@ J_n   the clients selected in round n          T_j   the steps of client j; 0: s
 W     the global weights, [W_c, W_s]
 
 Several ranks play a round together. Where a scheme's server halves belong to clients, every rank trains its share of
-them, halves and all, and sums go through the team. Where there is one server half, the root trains it, and the other
-ranks train fronts.
+them, and sums go through the process group. Where there is one server half, the root trains it, and the other ranks
+train fronts.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Engine:
         return Plan(
             address=Address(n, j, -1, planned.attempt),
             cut=planned.cut,
-            start=None if own.front is not None or (keeps and own.elsewhere) else W_c,
+            start=None if own.front is not None or (keeps and own.remote) else W_c,
             schedule=schedule,
             optimizer=s.optimizer,
             eta=eta,

@@ -1,7 +1,7 @@
-"""What lives on between rounds besides the weights, in parcels: each has an owner and a version, and may lie on disk.
+"""What owners keep between rounds, besides the weights: each piece has a version, and may lie on disk.
 
-A parcel never changes; a round makes new ones. So a checkpoint writes only those it has not written before, and
-memory grows with the clients ever seen: past a limit, the parcels not used for longest are put on disk.
+An owned state never changes; a round makes new ones. So a checkpoint writes only those it has not written before, and
+memory grows with the clients ever seen: past a limit, those not used for longest are put on disk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OwnedState:
         return sum(t.nbytes for t in self._tensors.values()) if self._tensors is not None else 0
 
     def spill(self, folder: Path) -> None:
-        """Put it on disk; the file goes when the parcel does."""
+        """Put it on disk; the file goes when this does."""
         content = self.bytes()
         with _SPILLING:
             handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
@@ -65,7 +65,7 @@ class OwnedState:
 
 
 class SpillCache:
-    """Keeps the parcels of a run within a limit of memory (bytes; None: no limit)."""
+    """Keeps the owned states of a run within a limit of memory (bytes; None: no limit)."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
@@ -83,10 +83,10 @@ class SpillCache:
         weakref.finalize(self, _clear, folder)
 
     def trim(self, kept: Kept) -> None:
-        """Put parcels on disk, those not used for longest first, until the rest is within the limit."""
+        """Put owned states on disk, those not used for longest first, until the rest is within the limit."""
         if self.limit is None:
             return
-        sizes = {name: parcel.in_memory for name, parcel in kept.items()}
+        sizes = {name: owned.in_memory for name, owned in kept.items()}
         excess = sum(sizes.values()) - self.limit
         for name in sorted(kept, key=lambda name: kept[name].used):
             if excess <= 0:
@@ -99,12 +99,12 @@ class SpillCache:
                 excess -= sizes[name]
 
 
-_FOLDERS: set[Path] = set()  # of all shelves of this process
+_FOLDERS: set[Path] = set()  # of all spill caches of this process
 _SPILLING = threading.Lock()
 
 
 def sweep() -> None:
-    """Remove what all shelves of this process have spilled, for good: it is about to end, wherever it is."""
+    """Remove what all spill caches of this process hold, for good: it is about to end, wherever it is."""
     _SPILLING.acquire()  # and nothing is spilled any more
     for folder in list(_FOLDERS):
         shutil.rmtree(folder, ignore_errors=True)

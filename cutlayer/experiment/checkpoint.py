@@ -190,18 +190,18 @@ def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
         before |= {entry["file"]: entry for entry in _manifest(path)["kept"].values()}
     (folder / PARCELS / AGAIN).mkdir(parents=True, exist_ok=True)
     entries: dict[str, dict[str, Any]] = {}
-    for owner, parcel in kept.items():
-        name = f"{owner.replace('/', '-')}.{parcel.version:06d}.safetensors"
+    for owner, owned in kept.items():
+        name = f"{owner.replace('/', '-')}.{owned.version:06d}.safetensors"
         file, again = _copies(folder, name)
         if name not in before:
-            content = parcel.bytes()
+            content = owned.bytes()
             write_aside(file, content)
-            entries[owner] = {"file": name, "version": parcel.version, "seal": seal_of(content)}
+            entries[owner] = {"file": name, "version": owned.version, "seal": seal_of(content)}
             continue
         entries[owner] = before[name]
         for copy in (file, again):
             if not copy.exists():
-                write_aside(copy, parcel.bytes())
+                write_aside(copy, owned.bytes())
     return entries
 
 

@@ -16,7 +16,7 @@ from cutlayer.data.own import Own, seen_as
 from cutlayer.data.rows import Bundle, StoredRows
 from cutlayer.data.source import Source, View
 from cutlayer.data.tasks import SOURCES
-from cutlayer.data.transform import Pixels, heard, told
+from cutlayer.data.transform import Pixels, decode, encode
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.config import complete, explain
 from cutlayer.experiment.experiment import build_model
@@ -76,8 +76,8 @@ class ClientData:
         expect(len(rows) > 0, "data", str(self.data), "at least one row")
         expect(shape == welcome.shape, "data: rows of shape", shape, f"the server's, {welcome.shape}")
         rows = _named(rows, names, welcome)
-        seen, mine = heard(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
-        kinds = [(told(one) or {}).get("kind") for one in (mine, seen)]
+        seen, mine = decode(welcome.seen) if welcome.seen else seen_as(rows), seen_as(rows)
+        kinds = [(encode(one) or {}).get("kind") for one in (mine, seen)]
         expect(kinds[0] == kinds[1], "data: rows of", f"{rows.x.dtype} ({kinds[0]})", f"{kinds[1]} as at the server")
         if isinstance(seen, Pixels):
             channels = (1, welcome.shape[0])

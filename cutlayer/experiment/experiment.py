@@ -50,15 +50,15 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
     return model
 
 
-def assemble(config: Config, warm: bool = True, elsewhere: RemoteClients | None = None) -> Run:
+def assemble(config: Config, warm: bool = True, remote: RemoteClients | None = None) -> Run:
     """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
-    `elsewhere`: clients on other machines; what is here of the task is to test on."""
+    `remote`: clients on other machines; what is here of the task is to test on."""
     look(config)
     data = load_data(config)
     model = build_model(config.model, data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))
-    clients, test = populate(config, data) if elsewhere is None else (elsewhere, tested(data))
+    clients, test = populate(config, data) if remote is None else (remote, tested(data))
     return rounds(
         model,
         clients,
@@ -115,14 +115,14 @@ class Experiment:
         config: Config,
         out: Path,
         overwrite: bool = False,
-        elsewhere: RemoteClients | None = None,
+        remote: RemoteClients | None = None,
         serve: Mapping[str, Any] | None = None,
     ) -> Experiment:
         """A new run. Whatever is wrong with the config or the data is said before anything is written.
         `serve`: how its clients elsewhere are served."""
         if config.init and overwrite and from_root("out", out) in from_root("init", config.init).parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
-        run = in_turn(join(config.ranks), lambda: assemble(config, elsewhere=elsewhere))
+        run = in_turn(join(config.ranks), lambda: assemble(config, remote=remote))
         config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
 
         about = checkpoint.About(Description(config, serve).dump(), model_profile.digest(run))
@@ -141,7 +141,7 @@ class Experiment:
         return cls(config, out, run, [], at_root(run.setup.processes, claim), about)
 
     @classmethod
-    def resume(cls, out: Path, elsewhere: RemoteClients | None = None, changes: Changes = "refuse") -> Experiment:
+    def resume(cls, out: Path, remote: RemoteClients | None = None, changes: Changes = "refuse") -> Experiment:
         """A run that was interrupted, or is complete: from its newest whole checkpoint. `changes`: what to do where
         its config is not what it was."""
         known = checkpoint.about(out)
@@ -152,7 +152,7 @@ class Experiment:
         try:
             if lock is not None:
                 restore(out / description.FILE, before, described.given)
-            return cls._resumed(out, described, known, lock, elsewhere)
+            return cls._resumed(out, described, known, lock, remote)
         except BaseException:
             if lock is not None:
                 lock.close()
@@ -165,15 +165,15 @@ class Experiment:
         described: Description,
         known: checkpoint.About | None,
         lock: Lock | None,
-        elsewhere: RemoteClients | None,
+        remote: RemoteClients | None,
     ) -> Experiment:
         config, processes = described.config, join(described.config.ranks)
         rounds_done = len(journal.read(out / journal.FILE))
-        run = in_turn(processes, lambda: assemble(config, False, elsewhere))
+        run = in_turn(processes, lambda: assemble(config, False, remote))
         about = checkpoint.About(described.dump(), model_profile.digest(run))
         found = checkpoint.load(out, run.state, rounds_done) if processes.root else None
         if processes.root and found is None:
-            run = assemble(config, True, elsewhere)
+            run = assemble(config, True, remote)
             if not checkpoint.began_with(out, run.state):
                 raise StoreError(f"{out}: its first checkpoint is damaged, and what it began with is not what it was")
             if rounds_done:

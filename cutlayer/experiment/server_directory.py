@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from cutlayer.data.transform import told
+from cutlayer.data.transform import encode
 from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import checkpoint, description
 from cutlayer.experiment.config import Config
@@ -81,7 +81,7 @@ def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
     data = load_data(config)
     rows = tested(data)
     seen = training_view(config, data)
-    about = About(config.model, data.shape, config.task, told(seen), tuple(data.class_names))
+    about = About(config.model, data.shape, config.task, encode(seen), tuple(data.class_names))
     example = rows if rows is not None else (data.x[:4], data.y[:4])
     model = build_model(config.model, data.shape, data.classes, config.seed)
     return Service(

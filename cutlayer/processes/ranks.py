@@ -141,7 +141,7 @@ class Ranks(ProcessGroup):
 
 
 def join(sums: str | None) -> ProcessGroup:
-    """The team this process belongs to: that of `torchrun`, or of a group that has been joined already; None: alone."""
+    """Return this process's group: the one `torchrun` started, or the one joined already. None: it works alone."""
     if sums is None or not dist.is_available():
         return ONE_PROCESS
     if not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""The seam every scheme is written against: the three calls it answers, and what it hands back.
+"""What every scheme is written against: the three calls it answers, and what it hands back.
 
 A scheme is a frozen dataclass of hyper-parameters. `open` gives the state of one round; `step` turns the smashed
 data of a wave into gradients at the cut; `close` hands back the server halves and what is kept for later rounds.

@@ -43,7 +43,6 @@ class FusedMomentum:
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; the next sum grows here
         self.t = self.memory.t[0]  # steps before this round
         self.history: dict[int, tuple[int, list[Tensor]]] = {}  # finished client -> its last step, and m_j
-        self._n = 0  # active clients, in all processes
         self._under_way: tuple[Wait, float] | None = None
         self._owed = 1.0  # what m_bar has still to be divided by
 

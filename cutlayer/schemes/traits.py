@@ -47,7 +47,8 @@ class Traits:
     carry           what becomes of the fronts: averaged for all ("sync"), kept by each client ("keep"), or passed on
                     from client to client ("relay")
     halves          "one" server half for all clients; one for each, all in one process ("central"); or one for each, in
-                    any process of the run ("spread": what the scheme sums over clients, it sums through `server.team`)
+                    any process of the run ("spread": what the scheme sums over clients, it sums through
+                    `server.processes`)
     meets           when clients first meet on the server: in one "batch", after a "step", after an "epoch", or not
                     before the end of the "round". In the last case a round may be trained in groups of clients, and
                     each client has a server optimizer of its own to the end

@@ -16,7 +16,7 @@ from torch import nn
 
 from cutlayer.data import cache
 from cutlayer.data.tasks import SOURCES
-from cutlayer.data.transform import KINDS, Codes, Features, Pixels, Transform, heard, told
+from cutlayer.data.transform import KINDS, Codes, Features, Pixels, Transform, decode, encode
 from cutlayer.errors import ContractError, CutlayerError, StoreError
 from cutlayer.experiment import server_directory
 from cutlayer.experiment.client_data import ClientData
@@ -231,16 +231,16 @@ def test_paths_that_do_not_fit(tmp_path: Path, numbers: Welcome, pictures: Welco
     ids=str,
 )
 def test_transforms_travel_as_words(transform: Transform) -> None:
-    said = told(transform)
+    said = encode(transform)
     assert said is not None and said["kind"] in KINDS
-    assert heard(msgspec.msgpack.decode(msgspec.msgpack.encode(said))) == transform
+    assert decode(msgspec.msgpack.decode(msgspec.msgpack.encode(said))) == transform
 
 
 def test_a_transform_of_ones_own_does_not_travel() -> None:
     class Mine(Features):
         """Not one that the other side knows."""
 
-    assert told(Mine()) is None
+    assert encode(Mine()) is None
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_transform_of_ones_own_does_not_travel() -> None:
 )
 def test_hostile_words_are_refused(said: dict[str, Any], why: str) -> None:
     with pytest.raises(ContractError) as error:
-        heard(said)
+        decode(said)
     assert why in str(error.value)
 
 

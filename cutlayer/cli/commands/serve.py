@@ -145,14 +145,14 @@ def join(args: argparse.Namespace) -> int:
         if name != "rate" and value is not None and value.is_integer():
             given[name] = int(value)  # 1e6 may be written so
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
-    guest = ClientData(as_path("data", args.data), limits, args.x_column, args.y_column)
+    data = ClientData(as_path("data", args.data), limits, args.x_column, args.y_column)
 
     def say(line: str) -> None:
         log.info("%s", line)
 
     peer = Peer(args.server, args.certs or None, args.name, args.insecure, _seconds("patience", args.patience))
     out, device = as_path("out", args.out), inputs.device(args.device)
-    joined = ClientLoop(peer, Workplace(guest, out, limits=limits, device=device), say)()
+    joined = ClientLoop(peer, Workplace(data, out, limits=limits, device=device), say)()
     if not args.quiet:
         print(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}), flush=True)
     return 0

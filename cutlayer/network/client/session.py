@@ -30,7 +30,6 @@ from cutlayer.nn.flat import Rows, Style, half
 from cutlayer.optim.local import joint
 from cutlayer.optim.memory import Memory
 
-TORCH = (RuntimeError, ValueError)  # what torch raises: for a batch of one row, say, where there is batch norm
 Answer = tuple[str, dict[str, Any], list[Tensor]]
 
 
@@ -74,11 +73,9 @@ class ClientSession:
         try:
             with one_thread(), torch.no_grad():
                 return self._answer(frame)
-        except CutlayerError as error:
-            if not isinstance(error, ClientError) or not isinstance(error.__cause__, TORCH):
+        except Exception as error:
+            if not _of_the_model(error):
                 raise
-            raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
-        except TORCH as error:
             raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
 
     def _answer(self, frame: Frame) -> list[Answer]:
@@ -233,6 +230,12 @@ def _written(message: Smashed | FeatureGrad | Square | Momentum | Report) -> Ans
             end = [] if message.keeps_half or message.end is None else list(message.end)
             shared = list(memory.m) if message.shares_memory and memory is not None else []
             return kind, {**words, **numbers, "t": 0 if memory is None else memory.t}, [*end, *shared]
+
+
+def _of_the_model(error: Exception) -> bool:
+    """Whether torch raised it: for a batch of one row, say, where there is batch norm."""
+    cause = error.__cause__ if isinstance(error, ClientError) else error
+    return isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, CutlayerError)
 
 
 def _vector(x: Tensor, size: int, dtype: torch.dtype) -> None:

@@ -126,6 +126,6 @@ def _spec(part: Any, table: Mapping[str, Part], field: Literal["optimizer", "loc
 
 
 def _built(spec: Spec, table: Mapping[str, Part], field: str) -> Any:
-    if spec.name not in table or "+" in spec.name:
+    if spec.name not in table:
         raise FrameError(f"a plan whose {field} is {spec.name!r}; expected one of {', '.join(table)}")
     return table[spec.name].make(**spec.numbers)
