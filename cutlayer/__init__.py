@@ -1,6 +1,6 @@
 """Split federated learning: cut a model in two, train the front on clients and the back on a server.
 
-A name is imported when it is first used: `import cutlayer` itself is quick, and loads no torch.
+Names are imported when they are first used: `import cutlayer` itself is quick and does not load torch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _HOMES = {
     "simulation.devices": "Device",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-_CALLED = {"dataset": "load_task"}  # there
+_CALLED = {"dataset": "load_task"}  # public names that differ from those in the module
 
 __all__ = [
     "NAG",

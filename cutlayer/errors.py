@@ -1,13 +1,13 @@
-"""Everything cutlayer raises on purpose.
+"""The errors and warnings that cutlayer raises.
 
 CutlayerError
-├── AuthError        the other end of a connection is not who it should be, or does not believe us
+├── AuthError        one end of a connection refused the other's certificate
 ├── ClientError      a client's model, loss or data raised an error; it names round, client and step
 ├── ContractError    an argument, a model, data or a message is not what was agreed (a ValueError too)
 │   └── FrameError   bytes from another machine are not what was agreed
 ├── Diverged         the loss or the weights are no longer finite
-├── RankLost         another process of the run has ended, or fell silent
-├── RoundAbandoned   no selected client finished the round; the weights are those before it
+├── RankLost         another process of the run has ended or stopped answering
+├── RoundAbandoned   too few clients finished the round; the weights are those before it
 ├── StoreError       a run directory cannot be read or written
 └── TransportError   the other end of a connection cannot be reached
 """
@@ -19,23 +19,23 @@ import math
 import numbers
 from collections.abc import Iterable
 
-NEAR = 0.6  # how alike two names must be for one to be suggested
+NEAR = 0.6  # how similar, from 0 to 1, a valid name must be to be suggested
 
 
 class CutlayerError(Exception):
-    """The root: catch this to catch all of them."""
+    """The base class of all errors of cutlayer."""
 
 
 class ContractError(CutlayerError, ValueError):
-    """Something given breaks the contract; the message names it, its value and what was expected."""
+    """An argument, a model, data or a message is invalid; the error names it, its value and what was expected."""
 
 
 class FrameError(ContractError):
-    """Bytes from another machine that are not what they should be: nothing of them has been used."""
+    """Bytes from another machine are not what was agreed; none of them have been used."""
 
 
 class ClientError(CutlayerError):
-    """What a client computes with failed: a model's block, a loss, a data set. The cause is the error it raised."""
+    """A client's model, loss or data set raised an error, which is the cause (`__cause__`) of this one."""
 
 
 class AuthError(CutlayerError):
@@ -43,7 +43,7 @@ class AuthError(CutlayerError):
 
 
 class Diverged(CutlayerError):
-    """Training left the finite numbers."""
+    """The loss or the weights became NaN or infinite."""
 
 
 class RankLost(CutlayerError):
@@ -59,11 +59,11 @@ class StoreError(CutlayerError):
 
 
 class TransportError(CutlayerError):
-    """Nobody answers, and we have waited long enough."""
+    """The other end of a connection did not answer in time."""
 
 
 class Restored(UserWarning):
-    """A file was damaged; its copy is used, and it is written again."""
+    """A file was damaged and has been restored, from its copy or by writing it again."""
 
 
 class NoEffect(UserWarning):
@@ -71,7 +71,7 @@ class NoEffect(UserWarning):
 
 
 def kinds() -> dict[str, type[CutlayerError]]:
-    """All of them by name."""
+    """Return all classes of errors by name."""
     found: dict[str, type[CutlayerError]] = {}
     todo = [CutlayerError]
     while todo:
@@ -82,13 +82,13 @@ def kinds() -> dict[str, type[CutlayerError]]:
 
 
 def expect(truth: bool, field: str, value: object, expected: str) -> None:
-    """Refuse `value` of `field` unless `truth`, saying what was expected."""
+    """Raise a ContractError that says what was expected of `field` instead of `value`, unless `truth`."""
     if not truth:
         raise ContractError(f"{field} = {value!r}: expected {expected}")
 
 
 def one_line(text: object) -> str:
-    """Words on one line, fit for a terminal.
+    """Return a text as one line that is safe to print on a terminal.
 
     >>> one_line("wrong:\\n   two\\n   \\x1b[31mthings")
     'wrong: two \\\\x1b[31mthings'
@@ -98,17 +98,17 @@ def one_line(text: object) -> str:
 
 
 def is_whole(value: object) -> bool:
-    """A whole number, Python's or NumPy's; True is none."""
+    """Whether a value is a whole number, of Python or NumPy; True and False are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Integral)
 
 
 def is_number(value: object) -> bool:
-    """A finite real number, Python's or NumPy's; True is none."""
+    """Whether a value is a finite real number, of Python or NumPy; True and False are not."""
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> ContractError:
-    """The error for a name that is not in a table, with the nearest one that is."""
+    """Return the error for a name that is not valid; it suggests the most similar valid name."""
     names = sorted(valid)
     spelled = {known.lower(): known for known in names}
     near = difflib.get_close_matches(str(name).lower(), spelled, n=1, cutoff=NEAR)

@@ -1,4 +1,4 @@
-"""The models that are measured, with batches like those they are trained on; the data are random numbers."""
+"""The models that are measured, with their usual batch sizes; the data are random numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cutlayer.registry import MODELS
 
 @dataclass(frozen=True)
 class Case:
-    """A model, where it is cut, and what a step of a client is; `steps`: of each client in a measured round."""
+    """A model, where it is cut, its batches and its clients; `steps`: of each client in a measured round."""
 
     name: str
     model: str
@@ -25,7 +25,7 @@ class Case:
     clients: int
     steps: int
     options: tuple[tuple[str, Any], ...] = ()
-    codes: int = 0  # inputs are whole numbers below this, instead of pictures
+    codes: int = 0  # above 0: inputs are whole numbers below this, not pictures
 
     def build(self) -> nn.Module:
         with OwnRandomness():
@@ -33,7 +33,7 @@ class Case:
         return model
 
     def data(self) -> list[tuple[Tensor, Tensor]]:
-        """What each client holds: `steps` batches."""
+        """The data of each client: `steps` batches."""
         draw = torch.Generator().manual_seed(1)
         rows = self.batch * self.steps
 
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def samples(self) -> int:
-        """Of a measured round."""
+        """Samples of a measured round."""
         return self.clients * self.batch * self.steps
 
 
@@ -75,4 +75,4 @@ AIMS: dict[str, tuple[float, float, float]] = {
     "lstm": (1.05, 1.0, 1.05),
     "transformer": (1.05, 1.0, 1.05),
 }
-"""What we aim for on two cores: our throughput over plain, tuned and naive."""
+"""Our aims on two cores: our throughput over that of plain, tuned and naive training."""

@@ -1,4 +1,4 @@
-"""What the benchmark measures in a process of its own: its peak memory, or a round among ranks.
+"""What the benchmark measures in a separate process: its peak memory, or the seconds of rounds shared by ranks.
 
 python -m cutlayer.bench.child peak SCHEME CLIENTS
 torchrun ... -m cutlayer.bench.child ranks MODEL
@@ -19,7 +19,7 @@ WIDE = Case("wide", "mlp", (8,), 10, 0, 4, 4, 2, (("width", 1536), ("depth", 4))
 
 
 def peak(scheme: str, clients: int) -> dict[str, int | None]:
-    """The highest memory of this process after two rounds, with a small front and a wide back."""
+    """The peak memory of this process after two rounds, with a small front and a wide back."""
     ours = run(replace(WIDE, clients=clients), scheme, threads=1, backend="loop")
     next(ours)
     next(ours)

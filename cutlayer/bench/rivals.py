@@ -1,6 +1,6 @@
-"""What we are measured against: centralised training, plain and tuned, and clients as research code simulates them.
+"""What we compare ourselves with: centralised training, plain and tuned, and clients as research code simulates them.
 
-Each is written as its authors would: nothing of ours in it.
+Each is written as its users would write it, in plain PyTorch; only the cut is made with our `halves`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Centralised:
         )
 
     def __call__(self) -> None:
-        """As many steps, on the same samples, as a round of all clients."""
+        """Take as many steps, on the same samples, as all clients take in a round."""
         for start in range(0, len(self.data[0][1]), self.batch):
             for x, y in self.data:
                 rows = torch.randperm(self.batch) + start
@@ -50,7 +50,7 @@ class Naive:
         self.front, self.back = halves(model, cut)
 
     def __call__(self) -> None:
-        """A round of SMoFi: copies are made, trained and averaged."""
+        """Run a round of SMoFi: copy the halves, train the copies, and average them."""
         n = len(self.data)
         fronts, backs = ([copy.deepcopy(part).train() for _ in range(n)] for part in (self.front, self.back))
         of_fronts, of_backs = ([self._optimizer(part) for part in parts] for parts in (fronts, backs))

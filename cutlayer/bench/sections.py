@@ -1,4 +1,4 @@
-"""What `cutlayer bench` measures, one function a table. Every figure is a ratio of times taken side by side."""
+"""What `cutlayer bench` measures, one function for each table. Times in a ratio are measured side by side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FOREVER = 10**9
 
 
 def run(case: Case, scheme: str = "smofi", threads: int | None = None, backend: str = "auto", **more: Any) -> Run:
-    """A simulation of the case, one local epoch a round, nothing tested."""
+    """A simulation of the case, with one local epoch per round and without tests."""
     return rounds(
         more.pop("model", None) or case.build(),
         more.pop("clients", None) or case.data(),
@@ -51,7 +51,7 @@ def run(case: Case, scheme: str = "smofi", threads: int | None = None, backend: 
 
 
 def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
-    """Ours over centralised training and over a naive simulation of the same clients."""
+    """Our speed over that of centralised training, and of a naive simulation of the same clients."""
     for name in names:
         case = _smaller(CASES[name]) if quick else CASES[name]
         data, model = case.data(), case.build()
@@ -77,7 +77,7 @@ def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
 
 
 def schemes(quick: bool, repeats: int) -> Iterator[Row]:
-    """Every scheme over plain centralised training of the same samples."""
+    """The speed of every scheme over that of plain centralised training on the same samples."""
     case = _smaller(CASES["tiny-cnn"]) if quick else CASES["tiny-cnn"]
     plain = Centralised(case.build(), case.data(), case.batch, tuned=False)
     for name in ("fedavg", "smofi", "cyclesfl") if quick else SCHEMES:
@@ -100,7 +100,7 @@ def fusion(quick: bool, repeats: int) -> Iterator[Row]:
 
 
 def clients(quick: bool, repeats: int) -> Iterator[Row]:
-    """Seconds of a round against the clients that train in it, and against those that are only registered."""
+    """Seconds of a round for growing numbers of selected clients, and of registered clients."""
     tiny = CASES["tiny-cnn"]
     for n in (1, 10, 20) if quick else (1, 2, 5, 10, 20, 50, 100, 200):
         ours = run(replace(tiny, clients=n))
@@ -130,9 +130,9 @@ def overhead(quick: bool, repeats: int) -> Iterator[Row]:
 
 
 def memory(quick: bool) -> Iterator[Row]:
-    """Bytes for each server-half parameter and selected client: how the peak of a process grows with its clients."""
+    """Bytes per selected client and parameter of the back, from how a process's peak memory grows with clients."""
     few, many = (2, 6) if quick else (4, 24)
-    with ThreadPoolExecutor(cores()) as pool:  # nothing is timed here
+    with ThreadPoolExecutor(cores()) as pool:  # in parallel, because nothing is timed here
         for scheme, aim in (("smofi", 8.0), ("fedavg", None))[: 1 if quick else 2]:
             less, more = pool.map(_peak, (scheme, scheme), (few, many))
             counted = less["peak"] is not None and more["peak"] is not None
@@ -141,7 +141,7 @@ def memory(quick: bool) -> Iterator[Row]:
 
 
 def processes(quick: bool, repeats: int) -> Iterator[Row]:
-    """One process and two, each with one thread, playing the same rounds."""
+    """The speed of two processes over that of one, each with one thread, on the same rounds."""
     name = "tiny-cnn" if quick else "resnet18"
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(1 if quick else max(1, repeats // 2)):
@@ -158,7 +158,7 @@ def processes(quick: bool, repeats: int) -> Iterator[Row]:
 
 
 def ranked(name: str) -> list[float]:
-    """Seconds of three rounds, in each of the processes there are, with one thread."""
+    """Seconds of three rounds in this process, which may be one of several ranks, with one thread."""
     ours = run(replace(CASES[name], clients=4 if name == "resnet18" else 20), threads=1, ranks="ordered")
     next(ours)
     seconds = []
@@ -170,7 +170,7 @@ def ranked(name: str) -> list[float]:
 
 
 class Stopwatch:
-    """Seconds spent in a method while it is watched."""
+    """Counts the calls of a method, and the seconds spent in it, inside a `with` block."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name, self.seconds, self.calls = owner, name, 0.0, 0
@@ -194,7 +194,7 @@ class Stopwatch:
 
 
 def _smaller(case: Case) -> Case:
-    """A round short enough for a quick look."""
+    """A smaller case, for --quick."""
     if case.name in ("tiny-cnn", "mlp"):
         return replace(case, steps=1)
     heavy = case.name.startswith(("resnet", "transformer"))
@@ -212,7 +212,7 @@ def _ranks(name: str, size: int) -> list[float]:
 
 
 def _child(command: list[str]) -> dict[str, Any]:
-    """What a process of its own prints as its last line."""
+    """Run a command, and return the JSON in the last line that it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)  # noqa: S603
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -220,7 +220,7 @@ def _child(command: list[str]) -> dict[str, Any]:
 
 
 def machine() -> Row:
-    """Where the figures come from."""
+    """The machine that the figures come from."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text(encoding="utf-8", errors="replace").splitlines() if about.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Ratios of times that mean something on a noisy machine: taken side by side, again and again, in one process."""
+"""Ratios of times that are reliable even on a noisy machine: measured side by side, repeatedly, in one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Ratio(NamedTuple):
-    """The median of the ratios of each turn, and its quartiles."""
+    """The median of the ratios of all repeats, and their quartiles."""
 
     median: float
     low: float
@@ -18,11 +18,11 @@ class Ratio(NamedTuple):
 
 
 def interleaved(plays: Mapping[str, Callable[[], object]], repeats: int, warm: int = 1) -> dict[str, list[float]]:
-    """Seconds of each, one after another in every turn; the first `warm` turns are not counted."""
+    """Time all `plays` one after another in each repeat; return their seconds, without the first `warm` repeats."""
     seconds: dict[str, list[float]] = {name: [] for name in plays}
     names = list(plays)
     gc.collect()
-    gc.freeze()  # what is there already need not be walked over before every play
+    gc.freeze()  # so that gc.collect skips what is there already
     for turn in range(warm + repeats):
         for name in names if turn % 2 else reversed(names):
             gc.collect()
@@ -35,7 +35,7 @@ def interleaved(plays: Mapping[str, Callable[[], object]], repeats: int, warm: i
 
 
 def ratio(theirs: list[float], ours: list[float]) -> Ratio:
-    """How many times as fast as they we are."""
+    """How many times as fast as `theirs` ours is."""
     found = [a / b for a, b in zip(theirs, ours, strict=True)]
     return spread(found)
 

@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them would take a tenth of a start
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for plugins takes a tenth of the start-up

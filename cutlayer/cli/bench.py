@@ -1,4 +1,4 @@
-"""`cutlayer bench`: its flags."""
+"""The flags of `cutlayer bench`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cutlayer certs`: an authority of one's own, and who it vouches for."""
+"""`cutlayer certs`: an authority of your own, and the certificates that it signs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _renew(folder: Path, args: argparse.Namespace) -> list[Path]:
-    """What was written, after who is to get it has been said."""
+    """Renew certificates, print where each one belongs, and return the files that were written."""
     from cutlayer.network.transport import renewal
 
     expect(not (args.all and args.names), "--all", " ".join(args.names), "no names beside it")

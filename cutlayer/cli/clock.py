@@ -1,4 +1,4 @@
-"""`cutlayer clock`: its flags."""
+"""The flags of `cutlayer clock`."""
 
 from __future__ import annotations
 

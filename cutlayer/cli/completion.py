@@ -1,4 +1,4 @@
-"""`cutlayer completion`: flags and names that the shell completes."""
+"""`cutlayer completion`: a script with which the shell completes commands and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cutlayer costs`: its flags."""
+"""The flags of `cutlayer costs`."""
 
 from __future__ import annotations
 

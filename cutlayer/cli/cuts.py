@@ -1,4 +1,4 @@
-"""`cutlayer list cuts`: its flags."""
+"""The flags of `cutlayer list cuts`."""
 
 from __future__ import annotations
 

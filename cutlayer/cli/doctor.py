@@ -1,4 +1,4 @@
-"""`cutlayer doctor`: its flags."""
+"""The flags of `cutlayer doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags from the config: every field is one, and every parameter of a part is one with a dot (--scheme.alpha)."""
+"""Flags from the config: one for every field, and one with a dot for every parameter of a part (--scheme.alpha)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutlayer.registry import PROFILES, TASKS, Takes
 from cutlayer.registry.part import kind_of
 
 PATHS = ("data_dir", "init", "data", "data_test")
-TEXT = ("task", "device", "profile", "x_column", "y_column", "owner_column")  # whatever they look like
+TEXT = ("task", "device", "profile", "x_column", "y_column", "owner_column")  # strings, even if they look like numbers
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "method": ("method", ("scheme", "local", "update", "optimizer", "server_optimizer", "protocol")),
     "task": ("task and model", ("task", "model", "cut", "partition", "clients", "data_dir", "data")),
@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
 }
-SHORT = ("method", "task", "rounds")  # what --help shows
+SHORT = ("method", "task", "rounds")  # sections that --help shows
 METAVARS = {
     **dict.fromkeys((*TABLES, "task", "profile"), "NAME"),
     **dict.fromkeys(("data", "data_test"), "PATH"),
@@ -54,9 +54,11 @@ def add_config(
     hidden: Collection[str] = (),
     short: Collection[str] = SHORT,
 ) -> None:
-    """One flag for every field of the config (of those named), and for every parameter of every part; `hidden`: known,
-    but not in the help (with a dot: the parameters of that part). `short`: the sections that `--help` shows;
-    `--help-all` shows the others too."""
+    """Add one flag for every field of the config in `only`, and for every parameter of every part.
+
+    `hidden`: fields whose flags are accepted but not in the help ("scheme.", with a dot: the parameters of that part).
+    `short`: the sections that `--help` shows; `--help-all` shows the others too.
+    """
     for key, (title, fields) in SECTIONS.items():
         chosen = [name for name in fields if name in only]
         group = section(parser, key, title, shown=key in short) if chosen else None
@@ -101,7 +103,7 @@ def _default(name: str, default: Any) -> str:
 
 
 def _range(limits: Sequence[Any]) -> str:
-    """What pydantic's bounds say."""
+    """Pydantic's bounds in words."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     said = [f"{words[name]} {getattr(one, name)}" for one in limits for name in words if hasattr(one, name)]
     return f", {' and '.join(said)}" if said else ""
@@ -143,14 +145,14 @@ def _plain(default: Any) -> str:
 
 
 def choices(name: str) -> list[str]:
-    """The words a field may be, if it is a choice."""
+    """The values that a field allows, if it is a choice."""
     annotation = Config.model_fields[name].annotation
     options = [annotation, *get_args(annotation)]
     return [str(word) for option in options if get_origin(option) is Literal for word in get_args(option)]
 
 
 def config_values(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given on the command line, as nested config values."""
+    """The flags that were given, as nested config values."""
     values: dict[str, Any] = {}
     for key, given in vars(args).items():
         field, _, parameter = key.partition(PLACE)
@@ -167,7 +169,7 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Config values with their paths from the root: a run is resumed from anywhere."""
+    """Config values with absolute paths, so that a run can be resumed from any folder."""
     out = {
         key: str(from_root(key, given)) if key in PATHS and isinstance(given, str) else given
         for key, given in values.items()
@@ -179,14 +181,14 @@ def resolved(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value(given: bool | str | Sequence[str]) -> Any:
-    """A flag's words as a TOML value: 3, 0.2, true, or a string."""
+    """A flag's text as a TOML value: 3, 0.2, true, or a string."""
     if isinstance(given, bool):
         return given
     if not isinstance(given, str):
         return value(given[0]) if len(given) == 1 else [value(item) for item in given]
     try:
         return tomllib.loads(f"v = {given}")["v"]
-    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than can be read
+    except (ValueError, RecursionError):  # not TOML, or too many digits or brackets
         return given
 
 

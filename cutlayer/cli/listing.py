@@ -1,4 +1,4 @@
-"""`cutlayer list`: what there is to choose from, one line each, and the paper it comes from."""
+"""`cutlayer list`: everything there is to choose from, one line each, with the paper it comes from."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add(commands: Any) -> None:
 
 
 def kinds() -> dict[str, Lines]:
-    """Every table, as (name, line, paper), with what it costs in between where it costs anything."""
+    """Every table as lines of (name, line, paper); for `COSTED` tables, memory and traffic come before the paper."""
     tables: dict[str, Mapping[str, Part]] = {
         "models": MODELS,
         "schemes": SCHEMES,

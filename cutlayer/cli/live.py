@@ -1,4 +1,4 @@
-"""A run over the network as it goes: who is connected, what each is doing, and what came of it so far."""
+"""A live view of a run over the network: who is connected, what each client is doing, and the results so far."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from cutlayer.experiment.experiment import Experiment
     from cutlayer.network.server.service import Service
 
-SHOWN = 30  # clients
+SHOWN = 30  # clients, at most
 log = logging.getLogger(__name__)
 
 
 def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Round]:
-    """The rounds of a run, shown as they come."""
+    """Yield the rounds of a run, and show them as they come."""
     plain, view = Plain(quiet), LiveView(experiment, service)
     if quiet or not console.is_terminal:
         for record in _logged(experiment, service):
@@ -42,7 +42,7 @@ def follow(experiment: Experiment, service: Service, quiet: bool) -> Iterator[Ro
 
 
 def _logged(experiment: Experiment, service: Service) -> Iterator[Round]:
-    """The rounds of a run, and in the log what went wrong in them."""
+    """Yield the rounds of a run, and log what went wrong in them."""
     for record in experiment:
         for fault in record.faults:
             log.warning("round %d: %s", record.n, fault)
@@ -51,7 +51,7 @@ def _logged(experiment: Experiment, service: Service) -> Iterator[Round]:
 
 
 class LiveView:
-    """What to show now."""
+    """The run and its clients as they are now; calling it makes the table."""
 
     def __init__(self, experiment: Experiment, service: Service) -> None:
         self.experiment, self.service = experiment, service
@@ -85,7 +85,7 @@ class LiveView:
         return Group(Text(self.line()), table, *([Text(f"and {more} more")] if more > 0 else []))
 
     def line(self) -> str:
-        """In one line."""
+        """The state of the run in one line."""
         history, config, roster = self.experiment.history, self.experiment.config, self.service.roster
         done = f"{len(history)} of {config.rounds} rounds"
         accuracy = f", accuracy {100 * history[-1].accuracy:.2f} %" if history and history[-1].accuracy else ""
@@ -94,7 +94,7 @@ class LiveView:
         return f"{self.service.cohort.status}: {done}{accuracy}; {len(roster.connected)} clients{drops}"
 
     def _rate(self, name: str, total: int) -> float:
-        """Bytes a second since this was last asked."""
+        """Bytes per second since the last call."""
         now = time.monotonic()
         at, before = self._before.get(name, (now - 1, total))
         self._before[name] = now, total

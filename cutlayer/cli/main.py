@@ -1,6 +1,6 @@
 """The command line: `cutlayer run | compare | resume | report | serve | join | certs | list | partition | ...`.
 
-Nothing here or in the modules that add commands imports torch: help, lists and mistakes answer at once.
+Nothing here or in the modules that add commands imports torch, so that help, lists and errors appear at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; what is wrong with the input is one line on stderr, and the exit status."""
+    """Run a command and return its exit status; an error is one line on stderr."""
     warnings.showwarning = _warn
     heap.keep()
     command = ""
@@ -87,7 +87,7 @@ def _set_up_log(args: argparse.Namespace) -> None:
 
 
 def _say_no_more() -> None:
-    """The reader of our output has gone; what is still to be written goes nowhere."""
+    """Discard the rest of our output, because its reader has gone."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""argparse for people: help in sections, suggestions that are near, negative numbers as values.
+"""argparse with help in sections, suggestions for unknown flags, and negative numbers as values.
 
 `--help` shows the sections most people need, `--help-all` all of them, `--help SECTION` one.
 """
@@ -38,13 +38,13 @@ class Help(argparse.Action):
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """As wide as the terminal, at most 110."""
+    """Help as wide as the terminal, at most 110 characters."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(shutil.get_terminal_size((110, 24)).columns, 110))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """`--scheme.hist_norm {count,weights}`: the first spelling is enough, and --x / --no-x stand together."""
+        """`--scheme.hist_norm {count,weights}`: show only the first spelling, and --x / --no-x together."""
         if isinstance(action, argparse.BooleanOptionalAction):
             return " / ".join(action.option_strings[:2])
         if action.option_strings and action.nargs != 0:
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _unknown_flag(self, given: str) -> str:
-        """What is near it: of a part's parameters, only that part's."""
+        """The error for an unknown flag, with the nearest one; for --scheme.x, only among that scheme's parameters."""
         flags = [flag for action in self._all_actions() for flag in action.option_strings]
         part, dot, name = given.partition(PLACE)
         parts = next((p.takes[part] for p in self._chosen() if part in p.takes), None) if dot else None
@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag {given}" + (f": {hint.rstrip()}" if hint else "")
 
     def _chosen(self) -> list[Parser]:
-        """This one, and that of the command that was given."""
+        """This parser, and that of the command that was given."""
         nested = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
         return [self, *(p for a in nested for p in a.choices.values() if p.prog.split()[-1] in self._words[:1])]
 
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def section(parser: argparse.ArgumentParser, key: str, title: str, shown: bool) -> argparse._ArgumentGroup:
-    """A group of flags that `--help KEY` shows, and `--help` only if it is `shown`."""
+    """Add a group of flags that `--help KEY` shows, and `--help` only if it is `shown`."""
     assert isinstance(parser, Parser)
     if not shown:
         parser.hidden.add(key)

@@ -1,4 +1,4 @@
-"""`cutlayer partition`: its flags."""
+"""The flags of `cutlayer partition`."""
 
 from __future__ import annotations
 

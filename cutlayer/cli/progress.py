@@ -1,4 +1,4 @@
-"""The runs of a command as they go."""
+"""The progress of a command's runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def follow(experiment: Experiment, quiet: bool) -> Iterator[Round]:
-    """The rounds of a run, shown as they come."""
+    """Yield the rounds of a run, and show them as they come."""
     config = experiment.config
     label = f"{config.task}, {config.scheme['name']}, seed {config.seed}"
     display = Display(label, config.rounds, len(experiment.history), quiet)
@@ -27,7 +27,7 @@ def follow(experiment: Experiment, quiet: bool) -> Iterator[Round]:
 
 
 def follow_all(states: Iterable[list[compare.Progress]], quiet: bool) -> None:
-    """A comparison: one bar for all, and one for each run under way."""
+    """Show the progress of a comparison: one bar for all runs, and one for each run under way."""
     plain = Plain(quiet)
     with bars(quiet) as display:
         total = display.add_task("all runs", total=None, accuracy="")

@@ -1,4 +1,4 @@
-"""`cutlayer serve` and `cutlayer join`, the same training with clients on other machines: their flags."""
+"""The flags of `cutlayer serve` and `cutlayer join`, which train with clients on other machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ examples:
   cutlayer join --server train.example.org:7443 --certs ward-3 --data ./my-data
   cutlayer join --server 127.0.0.1:7443 --name a --data part.npz             on the server's machine, nothing encrypted
 """
-SETTINGS = {  # of serve, besides those of a run; their defaults are cutlayer.Net's
+SETTINGS = {  # flags of serve besides those of a run; their defaults are cutlayer.Net's
     "listen": ("HOST:PORT", "where clients find the server (default: 127.0.0.1:7443)"),
     "certs": ("FOLDER", "the folder of `cutlayer certs`, or the server's in it; without it, loopback only"),
     "min_clients": ("INT", "clients that must come before the run begins (default: 2)"),
@@ -45,11 +45,11 @@ SWITCHES = {
     "zstd": "compress what is sent, at no loss",
     "give_front": "give clients the front at the end (default: yes)",
 }
-SIMULATED = (  # what only `run` takes, with clients of its own making
+SIMULATED = (  # fields that only `run` takes, because it simulates its clients
     *("partition", "clients", "holdout", "profile", "kappa", "count_sync", "sequential"),
     *("backend", "ranks", "memory_limit"),
 )
-JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), words
+JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), help
     "server": ("HOST:PORT", None, "who to dial"),
     "data": ("PATH", None, "your rows, in any form `run --data` takes, or as the server's task is published"),
     "certs": ("FOLDER", "", "your folder of `cutlayer certs client`, or the one with all of them, and --name"),

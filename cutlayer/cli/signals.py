@@ -1,4 +1,4 @@
-"""SIGTERM, as a scheduler or an operating system sends it."""
+"""SIGTERM, which a scheduler or an operating system sends to end a command."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 
 class Terminated(BaseException):
-    """SIGTERM."""
+    """The process has received SIGTERM."""
 
 
 @contextmanager
 def terminating() -> Iterator[None]:
-    """SIGTERM ends a command as Ctrl-C does, with a word and a status of its own."""
+    """Make SIGTERM end a command as Ctrl-C does, with its own message and exit status."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

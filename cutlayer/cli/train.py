@@ -1,4 +1,4 @@
-"""The commands that train, and `report`, which reads what they left: their flags."""
+"""The flags of the commands that train, and of `report`, which reads what they wrote."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def add(commands: Any) -> None:
 
 
 def add_pages(command: argparse.ArgumentParser, whose: str = "") -> None:
-    """What can be watched of a run that serves."""
+    """Add the flags for watching a run that serves."""
     command.add_argument(
         "--ui",
         nargs="?",

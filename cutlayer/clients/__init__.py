@@ -1,1 +1,1 @@
-"""A client, the messages it exchanges, and the cohort of those in one process."""
+"""The client, its messages and its state, and the cohort of simulated clients."""

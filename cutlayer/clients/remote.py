@@ -1,4 +1,4 @@
-"""Clients on other machines, in place of what they hold."""
+"""Clients on other machines, given to a run in place of their data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cutlayer.clients.cohort import Cohort
 
 @dataclass(frozen=True)
 class RemoteClients:
-    """`example`: rows like theirs, to try the model on; `sizes`: how many they have, also those who come later."""
+    """`example`: samples like theirs, to try the model on. `sizes`: how many each has, later clients included."""
 
     example: Any
     sizes: Sequence[int]

@@ -1,4 +1,4 @@
-"""What lives on between rounds, and whose it is."""
+"""State that lives on between rounds, and its owners."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from cutlayer.nn.flat import Vectors
 from cutlayer.optim.memory import Moments
 
 Owner = NewType("Owner", str)
-"""Whose a piece of state is; its text names the piece in checkpoints."""
+"""The owner of a piece of state; its text is the piece's name in checkpoints."""
 
 SERVER = Owner("server")
-"""The only server half: its optimizer's memory."""
+"""The server, where it has one half for all clients; owns the memory of its optimizer."""
 FUSED = Owner("fused")
-"""SMoFi's momentum."""
+"""Owns SMoFi's fused momentum."""
 AVERAGED = Owner("momentum")
-"""The momentum of whole models, averaged by an update for everybody to start with."""
+"""Owns the averaged momentum of whole models, with which every client starts the next round."""
 
 
 def client(j: int) -> Owner:
-    """Client j: a `ClientState`."""
+    """Client j; owns a `ClientState`."""
     return Owner(f"client/{j}")
 
 
 def slot(i: int) -> Owner:
-    """The i-th place of a round, whoever sits there: the memory of a server optimizer."""
+    """The i-th place of a round, whichever client has it; owns the memory of a server optimizer."""
     return Owner(f"slot/{i}")
 
 
 def surrogate(j: int) -> Owner:
-    """The surrogate of client j: the memory of its optimizer."""
+    """The surrogate of client j; owns the memory of its optimizer."""
     return Owner(f"surrogate/{j}")
 
 
@@ -42,7 +42,7 @@ def surrogate(j: int) -> Owner:
 class ClientState:
     """What a client keeps: its front, its optimizer's memory, its position in its data.
 
-    `round`: where the state itself is on the client's machine, the last round that counts.
+    `round`: where the state is on the client's own machine, the client's last round that counts; else 0.
     """
 
     front: Vectors | None = None
@@ -55,11 +55,11 @@ class ClientState:
 
     @property
     def remote(self) -> bool:
-        """It is with the client, on another machine."""
+        """Whether the state is on the client's own machine."""
         return self.round > 0
 
     def named(self) -> dict[str, Tensor]:
-        """As tensors with names, to be stored; `read` takes them back."""
+        """Return it as named tensors, for storage; `read` is the inverse."""
         named: dict[str, Tensor] = {}
         if self.front is not None:
             named |= self.front._asdict()

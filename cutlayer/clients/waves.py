@@ -16,9 +16,9 @@ Order = Literal["together", "by_epoch", "one_by_one"]
 
 @dataclass(frozen=True)
 class Wave:
-    """Clients that step together, in turn; `epoch` is the local epoch where the order has barriers, else 0.
+    """Clients that step together, in order; `epoch` is the local epoch where the order has barriers, else 0.
 
-    `on_other_ranks`: those that take this step in another process of the run.
+    `on_other_ranks`: the clients that take this step in other processes of the run.
     """
 
     clients: tuple[int, ...]
@@ -27,7 +27,7 @@ class Wave:
 
 
 def waves(order: Order, epochs: Mapping[int, list[int]]) -> Iterator[Wave]:
-    """The waves of a round; `epochs` gives each client's steps per local epoch, clients in their order."""
+    """Yield the waves of a round; `epochs` gives each client's number of steps in each local epoch."""
     if order == "one_by_one":
         for client, steps in epochs.items():
             yield from (Wave((client,)) for _ in range(sum(steps)))

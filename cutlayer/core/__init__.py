@@ -1,1 +1,1 @@
-"""What everything else stands on: randomness, threads, files, logs."""
+"""The basis of all other packages: randomness, threads, files, logs."""

@@ -1,4 +1,4 @@
-"""What an optional part of cutlayer needs, said before it is missed."""
+"""The packages that the optional extras of cutlayer need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXTRAS = {
 
 
 def needs(extra: str) -> None:
-    """Refuse to go on without the packages of an extra."""
+    """Raise an error that names the packages of an extra that are not installed."""
     missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise ContractError(f"{', '.join(missing)}: not installed; expected `pip install cutlayer[{extra}]`")

@@ -1,5 +1,4 @@
-"""Files that are there whole or not at all, on a disk that may be full or busy for a while; and paths that no file can
-have, or that cannot be reached."""
+"""Write files atomically, with retries while the disk is full or busy, and check paths that come from outside."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from typing import TypeVar
 
 from cutlayer.errors import ContractError, StoreError, expect
 
-BUSY = os.name == "nt"  # Windows: what somebody has open, if only to read it, cannot be replaced
-PATIENCE = 300.0  # seconds until a write that fails for a passing reason is given up
-NAP, LONG_NAP = 0.05, 5.0  # seconds between two attempts: the first, and at most
-PASSING = {  # reasons that pass: somebody makes room, closes files, mounts the disk again
+BUSY = os.name == "nt"  # Windows: a file that somebody has open, even for reading, cannot be replaced
+PATIENCE = 300.0  # seconds until a write that fails for a temporary reason is given up
+NAP, LONG_NAP = 0.05, 5.0  # seconds between two attempts: the first wait, and the longest
+PASSING = {  # temporary reasons: somebody may free space, close files or mount the disk again
     code
     for name in ["EMFILE", "ENFILE", "ENOSPC", "EDQUOT", "EIO", "EAGAIN", "EBUSY", "ENOMEM", "ESTALE", "ETIMEDOUT"]
     if (code := getattr(errno, name, None)) is not None
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def persistently(act: Callable[[], T], path: Path) -> T:
-    """`act`, which writes `path`, again and again while it fails for a passing reason, up to PATIENCE seconds."""
+    """Run `act`, which writes `path`; retry for up to PATIENCE seconds while it fails for a temporary reason."""
     until, nap, said = time.monotonic() + PATIENCE, NAP, False
     while True:
         try:
@@ -51,7 +50,7 @@ def _passes(error: OSError) -> bool:
 
 
 def as_path(field: str, given: str | Path) -> Path:
-    """A path from outside; refused where no file can have that name, or none that could be written down."""
+    """Return a path from outside as a Path; refuse a name that no file can have, or that UTF-8 cannot express."""
     text = os.fspath(given)
     fine = isinstance(text, str) and "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
     expect(fine, field, text, "a path in UTF-8 without NUL characters")
@@ -59,7 +58,7 @@ def as_path(field: str, given: str | Path) -> Path:
 
 
 def from_root(field: str, given: str | Path) -> Path:
-    """A path from outside, from the root: the same wherever a program is started."""
+    """Return a path from outside as an absolute path, which is valid in every working directory."""
     path = as_path(field, given)
     try:
         return path.resolve()
@@ -69,7 +68,7 @@ def from_root(field: str, given: str | Path) -> Path:
 
 @contextlib.contextmanager
 def reached(what: str) -> Iterator[None]:
-    """What the system refuses while something is read or written is a StoreError that says so."""
+    """Turn an error of the operating system, raised while something is read or written, into a StoreError."""
     try:
         yield
     except OSError as error:
@@ -81,7 +80,7 @@ def reached(what: str) -> Iterator[None]:
 
 
 def write_aside(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file atomically: it has its old content or all of the new."""
     aside = path.with_name(f".{path.name}.tmp")
 
     def write() -> None:
@@ -101,7 +100,7 @@ def write_aside(path: Path, content: bytes) -> None:
 
 
 def append(path: Path, content: bytes, lasting: bool = True) -> None:
-    """Add to the end of a file (`lasting`: on disk when this returns); a part that was written in vain is cut off."""
+    """Append to a file (`lasting`: on disk when this returns); a retry first removes what a failed attempt wrote."""
     before = persistently(lambda: path.stat().st_size if path.exists() else None, path)
 
     def write() -> None:
@@ -118,12 +117,12 @@ def append(path: Path, content: bytes, lasting: bool = True) -> None:
 
 
 def move(aside: Path, path: Path) -> None:
-    """Give a file or folder its final name; where the old one cannot go while it is read, a little later."""
+    """Rename a file or folder to its final name; retry while the old one is open and cannot be replaced."""
     persistently(lambda: aside.replace(path), path)
 
 
 def sync(folder: Path) -> None:
-    """Make a rename inside `folder` last through a power cut, where a folder can be opened (not on Windows)."""
+    """Make a rename inside `folder` survive a power cut, where folders can be opened (not on Windows)."""
     with contextlib.suppress(PermissionError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

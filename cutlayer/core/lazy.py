@@ -1,4 +1,4 @@
-"""Sequences of many things, each made when it is asked for."""
+"""Sequences whose items are made when they are asked for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Lazy(Sequence[T]):
-    """`at(j)` makes the j-th of `len`; indices from the end and slices follow."""
+    """A sequence in which `at(j)` makes item j; negative indices and slices are derived from it."""
 
     @abstractmethod
     def at(self, j: int) -> T:
-        """The j-th, 0 <= j < len."""
+        """Make item j, 0 <= j < len."""
 
     @overload
     def __getitem__(self, j: int) -> T: ...

@@ -1,4 +1,4 @@
-"""One process at a time trains in a folder."""
+"""A lock that lets only one process at a time train in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutlayer.errors import StoreError
 
 
 class Lock:
-    """A folder claimed by this process: until it is closed or forgotten, or the process ends, however it ends."""
+    """A folder locked by this process, until the lock is closed or deleted or the process ends, even by a crash."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -19,7 +19,7 @@ class Lock:
         try:
             self._lock.acquire(blocking=False)
         except Timeout as error:
-            if not (folder / ".lock").exists():  # where there are no files to make, such as /proc
+            if not (folder / ".lock").exists():  # no file can be created there, such as in /proc
                 raise StoreError(f"{folder}: cannot be locked: nothing can be written there") from error
             raise StoreError(f"{folder}: another process is training here") from error
         except OSError as error:

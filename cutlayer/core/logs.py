@@ -1,6 +1,6 @@
-"""The log of whatever runs for long: one event a line, with time and level; bounded, whatever others do.
+"""The log of long-running programs: one event per line, with time and level, at a limited rate.
 
-A program logs through `logging.getLogger("cutlayer...")`; the command line decides where lines go and how they look.
+Code logs through `logging.getLogger("cutlayer...")`; the command line decides where lines go and how they look.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from cutlayer.errors import ContractError, StoreError
 ROOT = "cutlayer"
 Show = Callable[[str], None]
 FORMATS = ("text", "json")
-SIZE, FILES = 10 * 2**20, 5  # bytes of a log file, and how many older ones are kept
-BURST, ALL, WINDOW = 30, 600, 60.0  # so many lines of one kind, and of all kinds, in so many seconds
-KINDS = 1000  # that are told apart
+SIZE, FILES = 10 * 2**20, 5  # bytes in a log file, and how many older files are kept
+BURST, ALL, WINDOW = 30, 600, 60.0  # the most lines of one kind, and of all kinds, in this many seconds
+KINDS = 1000  # kinds counted separately; all others count as one
 
 
 def set_up(form: str = "text", file: str | Path | None = None, quiet: bool = False) -> None:
-    """Send the log to standard error (`quiet`: warnings alone) and, if given, to a file that is renamed when it has
-    grown large."""
+    """Send the log to standard error (`quiet`: only warnings) and, if given, to a file that is rotated when large."""
     if form not in FORMATS:
         raise ContractError(f"log_format = {form!r}: expected 'text' or 'json'")
     handlers: list[logging.Handler] = [Lines()]
     handlers[0].setLevel(logging.WARNING if quiet else logging.INFO)
     if file is not None:
-        from logging.handlers import RotatingFileHandler  # here: it loads much
+        from logging.handlers import RotatingFileHandler  # imported here because it loads a lot
 
         try:
             handlers.append(RotatingFileHandler(file, maxBytes=SIZE, backupCount=FILES, encoding="utf-8"))
@@ -52,7 +51,7 @@ def set_up(form: str = "text", file: str | Path | None = None, quiet: bool = Fal
 
 @contextmanager
 def shown_by(show: Show) -> Iterator[None]:
-    """Meanwhile, lines go to `show` instead of standard error: something else is drawn there."""
+    """Inside this context, send lines to `show` instead of standard error, where something else is drawn."""
     lines = [handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, Lines)]
     for handler in lines:
         handler.show = show
@@ -68,14 +67,14 @@ def to_stderr(line: str) -> None:
 
 
 class Lines(logging.Handler):
-    """Each line to standard error, whatever that is by then, or where somebody else shows it."""
+    """Prints each line to the current `sys.stderr`, or passes it to `show`."""
 
     show: Show = staticmethod(to_stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.show(self.format(record))
-        except OSError:  # nobody reads it any more
+        except OSError:  # the reader has closed the stream
             return
 
 
@@ -106,8 +105,8 @@ def _when(record: logging.LogRecord) -> str:
 
 
 class Sparing(logging.Filter):
-    """Lets through so many lines of one kind a minute, and so many in all. Lines are of one kind that differ in numbers
-    alone. What was left out is counted, and said with the next line of its kind."""
+    """Limits the lines of one kind, and of all kinds, per minute. Lines that differ only in numbers are of one kind.
+    After a minute, the next line of a kind says how many like it were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class Sparing(logging.Filter):
         self._seen: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Asked once for a line, however many handlers there are."""
+        """Decide once per line, although every handler asks."""
         about = record.__dict__
         if "spared" not in about:
             about["spared"] = not self._lets(record)
@@ -125,7 +124,7 @@ class Sparing(logging.Filter):
     def _lets(self, record: logging.LogRecord) -> bool:
         if record.created - self._since >= WINDOW:
             self._since, self._all = record.created, 0
-            self._seen = {kind: BURST - many for kind, many in self._seen.items() if many > BURST}  # below 0: left out
+            self._seen = {kind: BURST - many for kind, many in self._seen.items() if many > BURST}  # negative: left out
         kind = re.sub(r"[0-9]+", "0", record.getMessage())[:200]
         kind = kind if kind in self._seen or len(self._seen) < KINDS else "others"
         many = self._seen.get(kind, 0)

@@ -1,4 +1,4 @@
-"""Words and tensors as one run of bytes, and back: a JSON header, then the tensors' raw bytes. Nothing in it runs."""
+"""Plain data and tensors to bytes, and back: a JSON header, then the tensors' raw bytes. Reading them runs no code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LENGTH = 8  # bytes that say how long the header is
+LENGTH = 8  # bytes that hold the length of the header
 
 
 def pack(words: Any, tensors: Sequence[Tensor] = ()) -> Tensor:
-    """`words` is plain data. An image keeps its channels_last order: the next step's bits may depend on it."""
+    """Return `words` (plain data) and tensors as bytes.
+
+    An image keeps its channels_last order, because the bits of the next step may depend on it.
+    """
     about, raw = [], []
     for tensor in tensors:
         tensor = tensor.detach().cpu()
@@ -28,7 +31,7 @@ def pack(words: Any, tensors: Sequence[Tensor] = ()) -> Tensor:
 
 
 def unpack(blob: Tensor) -> tuple[Any, list[Tensor]]:
-    """What `pack` was given; the tensors are copies of their own."""
+    """Return what `pack` was given; the tensors are copies."""
     front = LENGTH + int.from_bytes(_bytes(blob[:LENGTH]), "little")
     words, about = json.loads(_bytes(blob[LENGTH:front]))
     tensors = []
@@ -43,7 +46,8 @@ def unpack(blob: Tensor) -> tuple[Any, list[Tensor]]:
 
 
 def is_channels_last(tensor: Tensor) -> bool:
-    """By its strides: with one channel, or one pixel, torch calls an image both, and computes by the strides."""
+    """Whether the strides are channels_last. For an image with one channel or one pixel torch reports both orders, but
+    computes by the strides."""
     if tensor.ndim != 4:
         return False
     _, c, h, w = tensor.shape

@@ -1,7 +1,6 @@
-"""Files that know whether they are whole: JSON and tensors, each with a checksum of what it says.
+"""Files of JSON or tensors that contain a checksum of their content (the seal).
 
-Nothing that was written is used again without a look at its seal: a flipped bit is an error with a name, never another
-number.
+The seal is checked whenever such a file is read, so that a flipped bit raises an error and never changes a number.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from cutlayer.core.files import write_aside
 from cutlayer.errors import StoreError
 
 SEAL = "seal"
-LENGTH = 8  # bytes at the head of a safetensors file, which say how long its header is
+LENGTH = 8  # bytes at the start of a safetensors file that hold the length of its header
 
 
 def parsed(content: bytes | str) -> Any:
-    """JSON as plain values. A ValueError for whatever is none, also for what is nested too deeply to read."""
+    """Parse JSON; raise a ValueError if it is not JSON, or nested too deeply to read."""
     try:
         return json.loads(content)
     except RecursionError as error:
@@ -34,12 +33,12 @@ def parsed(content: bytes | str) -> Any:
 
 
 def seal(values: Mapping[str, Any], indent: int | None = 1) -> str:
-    """JSON with a checksum in it."""
+    """Return values as JSON with a checksum in it."""
     return json.dumps({**values, SEAL: _checksum(values)}, indent=indent, allow_nan=False)
 
 
 def unseal(content: bytes | str, older: bool = False) -> dict[str, Any]:
-    """What was sealed; a ValueError where it is not what it was. `older`: versions that sealed nothing wrote it too."""
+    """Return what was sealed; raise a ValueError if it has changed. `older`: accept files of versions without seals."""
     values = parsed(content)
     if not isinstance(values, dict):
         raise ValueError(f"expected an object, not {type(values).__name__}")
@@ -68,7 +67,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over the sorted names and the little-endian bytes: one number for all the weights."""
+    """One sha256 for all tensors, over their sorted names and their little-endian bytes."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
         sha.update(name.encode())
@@ -77,24 +76,24 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def pack(tensors: Mapping[str, Tensor], words: Mapping[str, str] = {}) -> bytes:
-    """A safetensors file with a few words, and a checksum of both."""
+    """Return a safetensors file of tensors and a few words, with a checksum of both."""
     named = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     plain = save_tensors(named)
     start = LENGTH + int.from_bytes(plain[:LENGTH], "little")
-    said = {"__metadata__": {**words, SEAL: _sealed(named, words)}}  # safetensors would put them in any order
+    said = {"__metadata__": {**words, SEAL: _sealed(named, words)}}  # safetensors would not keep their order
     header = json.dumps({**said, **json.loads(plain[LENGTH:start])}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % LENGTH)
     return len(header).to_bytes(LENGTH, "little") + header + plain[start:]
 
 
 def save_model(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> None:
-    """A state dict, whose tensors may share their memory, as such a file."""
+    """Write a state dict, whose tensors may share memory, as a sealed safetensors file."""
     write_aside(path, pack({name: tensor.detach().clone() for name, tensor in tensors.items()}, words))
 
 
 def unpack(content: bytes, older: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and words of `pack`; a StoreError where they are not what they were. `older`: others, and versions that
-    sealed nothing, wrote such files too."""
+    """Return the tensors and words of `pack`; raise a StoreError if they have changed. `older`: accept files without a
+    seal, from other programs or older versions."""
     words = _words(content)
     try:
         tensors = load_tensors(content)
@@ -108,12 +107,12 @@ def unpack(content: bytes, older: bool = False) -> tuple[dict[str, Tensor], dict
 
 
 def seal_of(content: bytes) -> str:
-    """The checksum that a file of `pack` carries."""
+    """The checksum in a file of `pack`; "" if there is none."""
     return _words(content).get(SEAL, "")
 
 
 def _words(content: bytes) -> dict[str, str]:
-    """The words in the header of a safetensors file, the checksum among them."""
+    """The words in the header of a safetensors file, including the checksum."""
     try:
         size = int.from_bytes(content[:LENGTH], "little")
         words: dict[str, str] = dict(parsed(content[LENGTH : LENGTH + size]).get("__metadata__", {}))

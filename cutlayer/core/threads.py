@@ -1,7 +1,7 @@
-"""Threads that each compute with one torch thread: clients side by side, and long vectors in parts.
+"""Threads that each compute with one torch thread: several clients at a time, or several parts of a long vector.
 
-Whatever the number of threads, the same operations run on the same data, and sums over clients run in their order:
-the bits do not depend on it.
+The bits do not depend on the number of threads: the same operations run on the same data, and sums over clients run in
+client order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 PART, TOGETHER = 2**16, 8
-"""Numbers of a long vector, and rows, that are worked on at a time: few enough for the cache, worth a call."""
+"""How many numbers of a long vector, and how many rows, to process in one call: they fit the cache and are worth it."""
 
 
 class Workers:
-    """`n` threads, or with 1 just the caller's."""
+    """A pool of `n` threads; with n = 1, the caller's thread does the work."""
 
     def __init__(self, n: int = 1) -> None:
         self.n = n
         self._pool: ThreadPoolExecutor | None = None
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`work` on every item, the results in the order of the items. Gradients are off, as in the caller."""
+        """Call `work` on every item; return the results in item order. Gradients are off, as in the caller."""
         items = list(items)
         n = min(self.n, len(items))
         if n < 2:
@@ -55,21 +55,21 @@ class Workers:
         return [done[at] for at in range(len(items))]
 
     def sweep(self, end: int, visit: Callable[[slice], None], start: int = 0) -> None:
-        """`visit` every part of a vector from start to end."""
+        """Call `visit` on every part of a vector from start to end."""
         self.map(visit, parts(end, start))
 
 
 def parts(end: int, start: int = 0) -> Iterator[slice]:
-    """A vector in parts of at most PART numbers."""
+    """Yield the slices that divide a vector into parts of at most PART numbers."""
     yield from (slice(at, min(at + PART, end)) for at in range(start, end, PART))
 
 
 class _Computing:
-    """Trainings under way in this process, in whatever threads."""
+    """The threads of this process that are inside `one_thread`."""
 
     lock = threading.Lock()
     count = 0
-    threads = 1  # of torch, before the first of them
+    threads = 1  # torch's number of threads before the first of them entered
 
 
 _inside = threading.local()
@@ -77,10 +77,10 @@ _inside = threading.local()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread for each computation of this thread: the same bits on any number of cores.
+    """Compute with one torch thread in this context: the same bits on any number of cores.
 
-    torch keeps the number for each thread, and gives it to new ones: a thread that was born while another one computed
-    here has never heard of more than one, and is given what that one had before.
+    torch keeps its number of threads per Python thread, and a new thread inherits it. A thread that was started while
+    another one was in this context has inherited 1; when it leaves, it gets the number that the first one had before.
     """
     if getattr(_inside, "it", False):
         yield
@@ -101,5 +101,5 @@ def one_thread() -> Iterator[None]:
 
 
 def blocks(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """The items in consecutive groups of `size`."""
+    """Split items into consecutive groups of `size`."""
     return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,9 +1,9 @@
-"""What files hold, as one digest. Files that are as they were when it was made are not read again for it.
+"""One digest of the contents of several files. Files that have not changed since the last time are not read again.
 
-    CACHE/seen/5d0c....json     how the files were (size, times of change, inode), and the digest of what they held
+    CACHE/seen/5d0c....json     the files' metadata (size, times of change, inode), and the digest of their contents
 
 A tool can set a file's time of modification, but not the time of its last change, which the system keeps. A file that
-changed a moment ago could change once more within one tick of that clock: nothing is remembered of it yet.
+changed a moment ago could change again within one tick of that clock, so its digest is not stored yet.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cutlayer.core.files import reached
 from cutlayer.core.sealed import seal, unseal
 
 SEEN = "seen"
-SETTLED = 2.0  # seconds since the last change: the longest tick of a file system's clock (FAT)
+SETTLED = 2.0  # seconds since the last change; the longest tick of a file system's clock (FAT)
 TELLS = os.name != "nt"  # Windows keeps no time of the last change, so files are read each time
 
 
 class CacheRebuilt(UserWarning):
-    """Something cached did not match its record and was made again."""
+    """Something in the cache did not match its record and was made again."""
 
 
 def digest(files: Sequence[Path], where: Path, cache: Path) -> str:
-    """Of the files' names within `where` and of what is in them."""
+    """Return a digest of the files' names within `where` and of their contents."""
     named = sorted((path.relative_to(where).as_posix(), path) for path in files)
     memory = cache / SEEN / f"{_short(os.fspath(where.absolute()))}.json"
     before, last = _looks(named)
@@ -48,7 +48,7 @@ def digest(files: Sequence[Path], where: Path, cache: Path) -> str:
 
 
 def _looks(named: Sequence[tuple[str, Path]]) -> tuple[str, float]:
-    """What the system says of the files without reading them, in short; and when the last of them changed."""
+    """Return a digest of the files' metadata, and the time of the latest change."""
     seen, last = hashlib.blake2b(digest_size=16), 0.0
     for name, path in named:
         with reached(f"{path}: cannot be read"):
@@ -60,7 +60,7 @@ def _looks(named: Sequence[tuple[str, Path]]) -> tuple[str, float]:
 
 
 def _recall(memory: Path, looks: str) -> str | None:
-    """The digest of files that looked so; None if they are not known so."""
+    """Return the stored digest of files with this metadata; None if there is none."""
     try:
         known = unseal(memory.read_bytes())
         return str(known["digest"]) if known["looks"] == looks else None
@@ -72,7 +72,8 @@ def _recall(memory: Path, looks: str) -> str | None:
 
 
 def _remember(memory: Path, looks: str, found: str) -> None:
-    """Written aside and renamed, each under a name of its own: several may do this at once. No error if it fails."""
+    """Store a digest, without an error if that fails. Several processes may do so at once, so each writes a temporary
+    file with its own name and renames it."""
     aside = memory.with_name(f".{memory.name}.{os.getpid()}-{secrets.token_hex(4)}")
     with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True)

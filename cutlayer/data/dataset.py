@@ -16,24 +16,24 @@ from cutlayer.data.transform import Transform
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test rows; a model sees them through `plain`, in training with augmentation through `changed`."""
+    """Training and test rows. `plain` turns them into a model's inputs; `changed` does so with augmentation."""
 
     train: StoredRows
     test: StoredRows
     classes: int
     plain: Transform
     changed: Transform
-    gap: int | None = None  # rows overlap: this many between training and test rows belong to neither
+    gap: int | None = None  # if rows overlap: how many between training and test rows belong to neither
     class_names: Sequence[str] = ()
 
     @cached_property
     def everything(self) -> StoredRows:
-        """Training and test rows together, made once."""
+        """Training and test rows together, joined once."""
         return together(self.train, self.test)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one row."""
+        """The shape of one row."""
         return tuple(self.train.x.shape[1:])
 
     @property

@@ -28,7 +28,7 @@ class IID:
 
 @dataclass(frozen=True)
 class QuantitySkew:
-    """The same mixture for all, in amounts drawn from Dir(gamma) over the clients: smaller gamma, less equal."""
+    """The same mix of classes for all clients, in amounts drawn from Dir(gamma): smaller gamma, less equal."""
 
     gamma: float = 0.5
     min_size: int = 1
@@ -50,7 +50,7 @@ class QuantitySkew:
 
 @dataclass(frozen=True)
 class Shards:
-    """Few classes each: rows sorted by label are cut into equal shards, and each client is dealt `shards` of them."""
+    """Few classes per client: rows sorted by label are cut into equal shards, and each client gets `shards` of them."""
 
     shards: int = 2
 
@@ -69,8 +69,8 @@ class Dirichlet:
     """Label skew: each class is spread over the clients by a draw of Dir(gamma); smaller gamma, more skew.
 
     `balance` keeps a client that already holds its fair share out of the remaining classes' draws.
-    Draws are repeated until every client holds `min_size` rows; after a bounded number of them, rows are
-    moved from the largest clients to those still below it.
+    Draws are repeated until every client holds `min_size` rows; after DRAWS of them, rows are moved from the
+    largest clients to those that still hold fewer.
     """
 
     gamma: float = 0.2
@@ -105,7 +105,7 @@ class Dirichlet:
             if self.balance:
                 p = p * (sizes < len(labels) / clients)
             total = p.sum()
-            if not total > 0:  # a tiny gamma can leave nothing to the clients that are still open
+            if not total > 0:  # with a tiny gamma, the clients below their fair share can all draw 0
                 p = (sizes < len(labels) / clients).astype(float)
                 total = p.sum()
             ends = np.floor(np.cumsum(p / total)[:-1] * len(rows) + 1e-9).astype(np.int64)
@@ -119,8 +119,8 @@ class Dirichlet:
 class Natural:
     """Each client is one natural owner (a writer, a role); those with fewer than `min_size` rows are left out.
 
-    `clients` of them are drawn at random and kept in the owners' order; None: all. Of more than `max_size` rows an
-    owner has the first `max_size` are taken.
+    `clients` of them are drawn at random and kept in the owners' order; None: all. Of an owner with more than
+    `max_size` rows, the first `max_size` are taken.
     """
 
     min_size: int = 32
@@ -149,7 +149,7 @@ class Natural:
 
 
 def _by_owner(owners: Owners) -> list[Indices]:
-    """The rows of each owner, both in order."""
+    """Return the rows of each owner, with owners and rows in ascending order."""
     _, sizes = np.unique(owners, return_counts=True)
     return np.split(np.argsort(owners, kind="stable"), np.cumsum(sizes)[:-1])
 
@@ -161,7 +161,7 @@ def _enough(rows: int, clients: int, min_size: int) -> None:
 
 
 def _level(parts: list[Indices], min_size: int, rng: np.random.Generator) -> None:
-    """Move rows, drawn at random, from whoever holds most to each client below `min_size`."""
+    """Move rows, drawn at random, from the client that holds most to each client below `min_size`."""
     for client in range(len(parts)):
         while len(parts[client]) < min_size:
             donor = max(range(len(parts)), key=lambda j: len(parts[j]))

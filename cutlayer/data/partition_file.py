@@ -1,11 +1,11 @@
-"""Partitions as files: who holds which rows, written down so that others train on the very same parts.
+"""Partitions as files: who holds which rows, so that others can train on exactly the same parts.
 
     parts.json   {"rows": 50000, "clients": [[4, 17, ...], ...], "tests": [[...], ...]}      tests: optional
     parts.npz    the same as arrays: rows, order, ends, and test_order, test_ends
 
-Read besides: a plain JSON list of lists, or an object of client -> rows; and published pickles of index lists (as plain
-data, nothing in them is run): a list or dict of rows per client, or `data_indices` with train and test rows of each
-client, counted through training and test rows together.
+These can be read, too: a JSON list of lists, or an object of client -> rows; and published pickles of index lists (as
+plain data, nothing in them is run): a list or dict of rows per client, or `data_indices` with the train and test rows
+of each client, where rows are numbered over training and test rows together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARRAYS = ("rows", "order", "ends", "test_order", "test_ends")
 
 @dataclass(frozen=True)
 class FromFile:
-    """Parts read from a file: `cutlayer partition --out parts.json` writes one."""
+    """Parts read from a file; `cutlayer partition --out parts.json` writes one."""
 
     path: str = ""
 
@@ -56,7 +56,7 @@ def check_name(path: Path) -> None:
 
 
 def write(path: Path, parts: Parts, rows: int) -> None:
-    """A file of the kind its name ends with."""
+    """Write parts to a JSON or NPZ file, depending on its suffix."""
     check_name(path)
     if path.suffix == ".json":
         held: dict[str, Any] = {"rows": rows, "clients": [part.tolist() for part in parts]}
@@ -73,7 +73,7 @@ def write(path: Path, parts: Parts, rows: int) -> None:
 
 
 def read(path: Path, rows: int | None = None) -> Parts:
-    """The parts of a file; `rows`: how many the data have, to hold against it."""
+    """Read the parts from a file; `rows`: the number of rows of the data, which the file must fit."""
     path = as_path("path", path)
     with reached(f"partition file {path}: cannot be read"):
         data = path.read_bytes()

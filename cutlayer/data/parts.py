@@ -15,7 +15,7 @@ from cutlayer.errors import expect
 
 
 class Parts(Lazy[Indices]):
-    """Client j holds the rows order[ends[j-1]:ends[j]], in ascending order. `tests`: those it is tested on, if said."""
+    """Client j holds the rows order[ends[j-1]:ends[j]], in ascending order. `tests`: its test rows, if given."""
 
     def __init__(self, order: Indices, ends: Indices, tests: Parts | None = None) -> None:
         self.order, self.ends, self.tests = order, ends, tests
@@ -38,17 +38,17 @@ class Parts(Lazy[Indices]):
 
 
 class Split(Protocol):
-    """A client's rows, divided into those it trains on and those it is tested on."""
+    """Divides a client's rows into those it trains on and those it is tested on."""
 
     def sizes(self, n: Indices) -> tuple[Indices, Indices]:
-        """How many of n rows are for the training, and for the test."""
+        """Return how many of n rows are for training, and how many for the test."""
 
     def __call__(self, rows: Indices, client: int) -> tuple[Indices, Indices]:
-        """(train, test)."""
+        """Return (train, test)."""
 
 
 class Holdout:
-    """At random: `share` of a client's rows for its test, one at least of two."""
+    """Takes a random `share` of a client's rows for its test: at least one, if the client has two or more."""
 
     def __init__(self, share: float, seed: int) -> None:
         expect(0 < share < 1, "share", share, "a number between 0 and 1")
@@ -66,7 +66,8 @@ class Holdout:
 
 
 class Tail:
-    """For rows that overlap, such as windows over a text: the last `share`, after a gap that belongs to neither."""
+    """Takes the last `share` of a client's rows for its test, less a gap that belongs to neither: for rows that
+    overlap, such as windows over a text."""
 
     def __init__(self, share: float, gap: int) -> None:
         expect(0 < share < 1, "share", share, "a number between 0 and 1")
@@ -82,7 +83,7 @@ class Tail:
 
 
 class Side(Lazy[Indices]):
-    """One side of a split of every client's rows, made when it is asked for."""
+    """The training or the test rows of every client, split when they are asked for."""
 
     def __init__(self, parts: Parts, split: Split, test: bool) -> None:
         self.parts, self.split, self.test = parts, split, test
@@ -99,14 +100,14 @@ class Side(Lazy[Indices]):
 
 
 def histograms(parts: Parts, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """How many rows of each class every client holds, [clients, classes]."""
+    """Count the rows of each class that every client holds, [clients, classes]."""
     whose = np.repeat(np.arange(len(parts)), parts.sizes)
     counts = np.bincount(whose * classes + labels[parts.order], minlength=len(parts) * classes)
     return counts.reshape(len(parts), classes)
 
 
 def divergence(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Jensen-Shannon divergence of each client's label histogram from the uniform one, base 2: 0 alike, below 1."""
+    """Jensen-Shannon divergence, base 2, of each client's label histogram from the uniform one: 0 if equal, below 1."""
     p = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     q = np.full_like(p, 1 / p.shape[1])
     middle = (p + q) / 2

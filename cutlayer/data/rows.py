@@ -1,4 +1,4 @@
-"""Labelled rows as they lie in memory or in a memory-mapped file: as compact as they came."""
+"""Labelled rows in memory or in a memory-mapped file, in their compact original types."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Owners = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Inputs, labels from 0, and whose they are where the data say so.
+    """Inputs, labels from 0, and the owners of the rows if the data name them.
 
-    x   uint8 pixels [n, channels, height, width]; uint8 character codes [n, length]; or float32 features [n, ...]
+    x   uint8 pixels [n, channels, height, width]; uint8 or int32 codes [n, length]; or float32 features [n, ...]
     """
 
     x: NDArray[Any]
     y: Labels
-    owners: Owners | None = None  # index into owner_names, of every row
+    owners: Owners | None = None  # for every row, an index into owner_names
     owner_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -48,10 +48,10 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a data set can lie on disk.
+    """One form in which a data set can be stored on disk.
 
-    `files(folder)`: the files it would read there; none: it does not lie there in this form.
-    `needs`: what to put where, in words.
+    `files(folder)`: the files to read there; none: the folder does not hold the data set in this form.
+    `needs`: a description of these files, for error messages.
     """
 
     needs: str
@@ -60,19 +60,19 @@ class Form:
 
 
 def numbered(names: Iterable[str]) -> tuple[Owners, tuple[str, ...]]:
-    """Names as numbers: those of every row, and the names in sorted order that they stand for."""
+    """Number names in sorted order; return the number of every row, and the names."""
     unique, codes = np.unique(np.asarray(list(names), dtype=np.str_), return_inverse=True)
     return codes.astype(np.int64), tuple(str(name) for name in unique)
 
 
 def none_of(rows: StoredRows) -> StoredRows:
-    """No rows of the same kind: what a data set without test rows has."""
+    """Return zero rows of the same kind, for a data set without test rows."""
     owners = None if rows.owners is None else rows.owners[:0]
     return StoredRows(rows.x[:0], rows.y[:0], owners, rows.owner_names)
 
 
 def together(one: StoredRows, other: StoredRows) -> StoredRows:
-    """The rows of one, then those of the other."""
+    """Return the rows of `one`, followed by those of `other`."""
     if not len(other):
         return one
     owners, names = None, one.owner_names

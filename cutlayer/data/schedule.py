@@ -17,13 +17,13 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The rule of a run: T_j = E * floor(|D_j| / B), each epoch in a new order, the incomplete batch dropped.
+    """How clients take batches: T_j = E * floor(|D_j| / B), each epoch in a new order, the incomplete batch dropped.
 
-    `steps` overrides `epochs`: the loader wraps, in a new order each time, until that many steps are done.
+    `steps` overrides `epochs`: passes follow each other, each in a new order, until that many steps are done.
     `last_batch="keep"` keeps the incomplete batch; `small_client="one_batch"` gives a client with fewer than B
-    samples one batch of all of them per epoch instead of skipping it; None: it is skipped, but with `steps` and
-    not `onward` it gets one batch.
-    `onward`: a client's loader goes on where its last round ended, instead of beginning anew each round.
+    samples one batch of all of them per epoch instead of skipping it; None: it is skipped, except with `steps` and
+    without `onward`, where it gets one batch.
+    `onward`: a client continues where its last round ended, instead of starting a new pass each round.
     """
 
     batch_size: int = 32
@@ -55,12 +55,12 @@ class BatchSchedule:
         return full + int(rest > 0 and self.last_batch == "keep")
 
     def smallest(self, samples: int) -> int:
-        """The size of the smallest batch, two at most: what batch norm may be asked to work with."""
+        """The size of the smallest batch, or 2 if it is larger: batch norm may not work with batches of 1."""
         rest = samples % self.batch_size if self.last_batch == "keep" or samples < self.batch_size else 0
         return min(2, self.batch_size, rest or self.batch_size)
 
     def epochs_of(self, samples: int) -> list[int]:
-        """The steps of each pass of a round; their sum is T_j, and none at all means the client is skipped."""
+        """The steps of each pass of a round; their sum is T_j. An empty list: the client is skipped."""
         each = self.per_epoch(samples)
         if each == 0:
             return []
@@ -70,12 +70,12 @@ class BatchSchedule:
         return [each] * full + [rest] * (rest > 0)
 
     def total(self, samples: int) -> int:
-        """T_j, however large: nothing is made for it."""
+        """T_j, computed without listing the steps."""
         each = self.per_epoch(samples)
         return 0 if each == 0 else each * self.epochs if self.steps is None else self.steps
 
     def batches(self, samples: int, round: int, client: int, place: int = 0) -> Iterator[Indices]:
-        """The row indices of each step of a round; `place`: the batches taken in earlier rounds, for `onward`."""
+        """Yield the row indices of each step of a round; `place`: the batches taken in earlier rounds, for `onward`."""
         each, total = self.per_epoch(samples), self.total(samples)
         first, round = (place, 0) if self.onward else (0, round)
         for k in range(first, first + total):

@@ -1,4 +1,4 @@
-"""A client's samples, whatever they came in: tensors, any map-style dataset of (x, y), or rows of a stored data set."""
+"""A client's samples, in one of three forms: tensors, a map-style dataset of (x, y), or rows of a stored data set."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cutlayer.data.transform import Draw, Transform
 from cutlayer.errors import ContractError, expect
 from cutlayer.nn.nested import Inputs, each, tensors
 
-CHUNK = 4096  # rows
+CHUNK = 4096  # rows hashed at a time
 
 
 class Source(Protocol):
-    """Rows that can be counted and taken by index; `name` stands for them in errors."""
+    """Rows that can be counted and taken by index; `name` is what errors call them."""
 
     name: str
 
     def __len__(self) -> int: ...
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
-        """(x, y) of these rows, on the device; `draw`: for what is random in training."""
+        """Return (x, y) of these rows, on the device; `draw`: for random changes in training."""
 
     def expect_classes(self, classes: int) -> None:
-        """Refuse labels outside 0..classes-1, now or where they turn up."""
+        """Refuse labels outside 0..classes-1, now or when they are taken."""
 
 
 class Tensors:
@@ -69,7 +69,7 @@ class Items:
         return len(self.dataset)
 
     def expect_classes(self, classes: int) -> None:
-        """From now on, refuse labels outside 0..classes-1 where they turn up."""
+        """From now on, refuse labels outside 0..classes-1 when they are taken."""
         self.classes = classes
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
@@ -80,7 +80,7 @@ class Items:
                 pairs = [self.dataset[int(row)] for row in rows]
             x = _stacked([pair[0] for pair in pairs])
             labels = torch.stack([torch.as_tensor(pair[1]) for pair in pairs])
-        except Exception as error:  # whatever a dataset of the user's may raise
+        except Exception as error:  # a user's dataset may raise anything
             words = f"expected (x, y) of tensors or numbers, got {type(error).__name__}: {error}"
             raise ContractError(f"{self.name}, one of rows {rows[:4].tolist()}..: {words}") from error
         for part in tensors(x):
@@ -92,7 +92,7 @@ class Items:
 
 
 class View:
-    """Some rows of a stored data set, as a model sees them; in training changed at random where `transform` does."""
+    """Some rows of a stored data set; `transform` turns them into inputs, and may change them at random in training."""
 
     def __init__(
         self,
@@ -137,18 +137,18 @@ class Population(Lazy[View]):
         return self.parts.sizes
 
     def digest(self) -> str:
-        """Of all rows and labels, and of who holds which."""
+        """A digest of all rows and labels, and of which client holds which."""
         parts = self.parts.parts if isinstance(self.parts, Side) else self.parts
         found = hashlib.blake2b(
             f"{self.rows.x.shape} {self.rows.x.dtype} {self.parts.sizes.sum()}".encode(), digest_size=8
         )
         for array in (self.rows.x, self.rows.y, parts.order, parts.ends):
-            for start in range(0, len(array), CHUNK):  # what is memory-mapped is read piece by piece
+            for start in range(0, len(array), CHUNK):  # so that a memory-mapped array is read piece by piece
                 found.update(np.ascontiguousarray(array[start : start + CHUNK]).data)
         return found.hexdigest()
 
     def everybody(self) -> View:
-        """All rows of the data set, whoever holds them."""
+        """All rows of the data set."""
         return View(self.rows, np.arange(len(self.rows)), self.transform, self.dtype, self.name)
 
     def at(self, j: int) -> View:
@@ -158,7 +158,8 @@ class Population(Lazy[View]):
 def take_together(
     sources: Sequence[Source], rows: Sequence[Indices], device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
-    """(x, y) of equally many rows of each source, [n, rows, ...], read at once; None where they do not lie together."""
+    """Return (x, y) of equally many rows of each source, [n, rows, ...], in one read; None unless the sources are views
+    of the same rows without random changes."""
     first = sources[0]
     if not isinstance(first, View) or first.transform.random:
         return None
@@ -174,14 +175,14 @@ def take_together(
 
 
 def onto(device: torch.device, tensor: Tensor) -> Tensor:
-    """The tensor on a device; a copy to a GPU does not wait."""
+    """Return the tensor on a device; a copy to a GPU is asynchronous."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def source(given: Any, dtype: torch.dtype, name: str) -> Source:
-    """`given` as a source of rows in the model's dtype; `name` stands for it in errors."""
+    """Return `given` as a source of rows in the model's dtype; `name` is what errors call it."""
     if isinstance(given, View):
         return View(given.rows, given.index, given.transform, dtype, name)
     if isinstance(given, torch.utils.data.TensorDataset):
@@ -225,7 +226,7 @@ def _tensors(x: Any) -> Inputs:
 
 
 def _stacked(rows: Sequence[Any]) -> Inputs:
-    """The inputs of several samples as one batch."""
+    """Stack the inputs of several samples into one batch."""
     if isinstance(rows[0], Mapping):
         return {str(key): torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
     return torch.stack([torch.as_tensor(row) for row in rows])

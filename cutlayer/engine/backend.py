@@ -1,6 +1,6 @@
-"""How clients are simulated: one at a time (`loop`), or those of a step in one graph (`stacked`), on the same state.
+"""How clients are simulated: one at a time (`loop`), or several in one graph (`stacked`). Both act on the same state.
 
-`auto` follows a fixed rule, never a timing, so that a run is the same wherever it is repeated.
+`auto` follows a fixed rule, never a timing, so that a run is the same on every machine.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ GPU_STACK = 256
 
 @dataclass(frozen=True)
 class Backend:
-    """The choice, and why."""
+    """The chosen backend, and why it was chosen."""
 
     name: str = "loop"
     why: str = "as asked"
     front: str | None = None  # why the client half cannot be stacked
-    back: str | None = None  # and the server half
+    back: str | None = None  # why the server half cannot be stacked
     size: int = 1  # clients in one graph
     workers: Workers = field(default_factory=Workers)
     randomness: Randomness = "own"
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The choice in words, for people."""
         threads = "1 thread" if self.workers.n == 1 else f"{self.workers.n} threads"
         parts = [f"{self.name} ({self.why}), {threads}"]
         for side, reason in (("client", self.front), ("server", self.back)):
@@ -54,7 +54,7 @@ class Backend:
 def choose(
     asked: str, threads: int, subject: Subject, shape: Shape, batch_size: int, together: bool, autocast: bool
 ) -> Backend:
-    """The backend for a model and its batches; `together`: whether the scheme's clients step side by side."""
+    """Choose the backend for a model and its batches; `together`: whether the scheme's clients step together."""
     s, device = subject, subject.device
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
@@ -78,18 +78,18 @@ def choose(
 
 
 def cores() -> int:
-    """The threads torch would use: OMP_NUM_THREADS, or the cores this process may run on."""
+    """Return how many threads torch would use: OMP_NUM_THREADS, or the cores this process may run on."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(torch.get_num_threads(), allowed))
 
 
 def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
-    """What the model and the loss draw in training."""
+    """Whether the model or the loss draws random numbers in training: "own" if so, otherwise "none"."""
     return _drawn(model, x, y, loss, device)[0]
 
 
 def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> tuple[Randomness, bool]:
-    """What model and loss draw in training, and whether the loss does."""
+    """Return `randomness`, and whether the loss draws random numbers."""
     whole = half(model, range(len(blocks_of(model))), device)
     with torch.no_grad():
         with OwnRandomness() as drawn:
@@ -100,7 +100,7 @@ def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.dev
 
 
 def _reasons(s: Subject, autocast: bool) -> tuple[str | None, str | None]:
-    """Why either half cannot be stacked; with a cut that is redrawn, the whole model stands for both."""
+    """Return why each half cannot be stacked (None: it can). Where the cut is redrawn, try the whole model for both."""
     with OwnRandomness(), torch.no_grad():
         if s.redrawn:
             reason = unstackable(s.whole(), s.W, s.x, autocast)

@@ -1,10 +1,10 @@
-"""Testing: inference mode, large batches; the global model on one test set, or each client's own on its own.
+"""Evaluation in large batches: the global model on one test set, or each client's model on the client's test set.
 
 With one test set per client there are three series, each pooled over its clients:
 
     sampled   the clients of the round          ever   those that ever took part          all   everybody
 
-A client that keeps its half is tested with it (one that never took part, with the half it would start with).
+A client that keeps its front is tested with that front; if it never took part, with the front it would start with.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Chain = Sequence[tuple[Half, Views, int]]
 
 
 class Evaluator:
-    """Scores weights on test sources. Fronts of their own are joined to the server half at the subject's first cut."""
+    """Scores weights on test sources. A front that a client keeps is joined to the back at the subject's first cut."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Evaluator:
 
     @torch.no_grad()
     def pooled(self, W: Vectors) -> Scores:
-        """The global model on every test row."""
+        """Score the global model on all test rows."""
         chain = [(self.whole, self.whole.views(W), 0)]
         batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
         mine = self.workers.map(lambda job: self._batch(*job, chain), self.processes.mine(batches))
@@ -61,7 +61,7 @@ class Evaluator:
     def by_client(
         self, W: Vectors, front: Front, sampled: Collection[int], ever: Collection[int], everybody: bool
     ) -> Mapping[str, Series]:
-        """The three series (only the first, unless `everybody`); `front(j)`: the half client j kept, if it did."""
+        """Return the three series (only `sampled`, unless `everybody`); `front(j)`: the front that j keeps, or None."""
         clients = range(len(self.tests)) if everybody else sorted(sampled)
         whole = [(self.whole, self.whole.views(W), 0)]
         back = (self.back, self.back.views(W.split(self.front.sizes)[1]), 0)
@@ -79,7 +79,7 @@ class Evaluator:
         return {name: series([found[j] for j in sorted(group)], self.metric) for name, group in groups.items()}
 
     def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
-        """What all ranks found, in order."""
+        """Return the outputs of all ranks, in order."""
         if self.processes.size == 1:
             return list(mine)
         named = {
@@ -93,7 +93,7 @@ class Evaluator:
         ]
 
     def _outputs(self, test: Source, chain: Chain) -> Outputs:
-        """All rows of one test set."""
+        """Return the outputs for all rows of one test set."""
         found = [self._batch(test, start, chain) for start in range(0, len(test), BATCH)]
         if not found:
             return Outputs(0.0, torch.empty(0), torch.empty(0))
@@ -103,7 +103,7 @@ class Evaluator:
     def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
         x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
         out: Inputs = ordered(x, self.whole.images)
-        with OwnRandomness(address(0, 0, EVERYBODY, f"test/{start}")):  # the same in every round
+        with OwnRandomness(address(0, 0, EVERYBODY, f"test/{start}")):  # the same numbers in every round
             for part, views, stage in chain:
                 out = part(out, views, stage)
             assert isinstance(out, Tensor)

@@ -1,4 +1,4 @@
-"""What a user hands to `train`, checked: data, devices, numbers. Every error names the field and what was expected."""
+"""Check what a user gives to `train`: data, devices, numbers. Every error names the field and what was expected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CODES = "; whole numbers are taken for codes that an embedding looks up, so give
 
 
 def selected(participation: float | int, clients: int) -> int:
-    """How many clients a round selects: a number as it is, a rate as max(1, ceil(rate*n))."""
+    """Return how many clients a round selects: a whole number as it is, a rate as max(1, ceil(rate*n))."""
     if is_whole(participation):
         expect(
             1 <= participation <= clients,
@@ -44,7 +44,7 @@ def selected(participation: float | int, clients: int) -> int:
 
 
 def device(given: str | torch.device) -> torch.device:
-    """A torch device of this machine."""
+    """Return the torch device; refuse one that this machine does not have."""
     try:
         torch.empty(1, device=torch.device(given)).item()
     except (RuntimeError, AssertionError, TypeError) as error:
@@ -53,7 +53,7 @@ def device(given: str | torch.device) -> torch.device:
 
 
 def devices(given: Any, clients: int, seed: int, macs: int) -> Sequence[Device]:
-    """One device per client: those given, or drawn from a profile by name; None: all alike."""
+    """Return one device per client: those given, or drawn from the named profile; None: all alike."""
     if isinstance(given, str) and given not in PROFILES:
         raise unknown("profile", given, PROFILES)
     if given is None or isinstance(given, str):
@@ -62,7 +62,7 @@ def devices(given: Any, clients: int, seed: int, macs: int) -> Sequence[Device]:
 
 
 def sources(given: Any, dtype: torch.dtype, name: str) -> Sequence[Source]:
-    """One source of rows per client."""
+    """Return one source of rows per client."""
     if isinstance(given, Population):
         return Population(given.rows, given.parts, given.transform, dtype, name)
     wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | torch.utils.data.DataLoader)
@@ -74,12 +74,12 @@ def sources(given: Any, dtype: torch.dtype, name: str) -> Sequence[Source]:
 
 
 def sizes_of(trains: Sequence[Source]) -> Sequence[int]:
-    """|D_j| of every client, eight bytes each."""
+    """Return |D_j| of every client, in eight bytes each."""
     return array("q", trains.sizes if isinstance(trains, Population) else [len(s) for s in trains])
 
 
 def test_sources(test: Any, dtype: torch.dtype, clients: int) -> tuple[Sequence[Source], bool]:
-    """The test sets, and whether there is one per client."""
+    """Return the test sets, and whether there is one per client."""
     if test is None:
         return [], False
     pair = isinstance(test, list) and len(test) == 2 and all(isinstance(t, Tensor | np.ndarray) for t in test)
@@ -100,9 +100,9 @@ def probed(
     tests: Sequence[Source],
     loss: Loss,
 ) -> tuple[Shape, int | None]:
-    """A row or two of each kind through model and loss, for a clear word where they do not fit.
+    """Pass two rows of each kind through model and loss, for a clear error where they do not fit.
 
-    What each block costs and puts out, and how many classes there are, if there are classes.
+    Return the MACs and output sizes of the blocks, and the number of classes (None: labels are not classes).
     """
     sizes = sorted(set(sizes_of(trains)) - {0})
     expect(len(sizes) > 0, "clients", f"{len(trains)} without a sample", "at least one client with samples")
@@ -112,7 +112,7 @@ def probed(
     seen: dict[object, Shape] = {}
     for s in (*_each_kind(trains), *_each_kind(tests)):
         if isinstance(s, Items) and seen:
-            continue  # looked at row by row, when they are taken
+            continue  # Items checks its rows when they are taken
         x, y = s.take(np.zeros(2, dtype=np.int64), device)
         x = ordered(x, False)
         what = (kind(x), y.shape, y.dtype)
@@ -129,7 +129,7 @@ def probed(
             seen[what] = shape_of(model, each(x, lambda t: t[:smallest]))
         except ContractError:
             raise
-        except Exception as error:  # whatever a model or loss of the user's may raise
+        except Exception as error:  # a user's model or loss may raise anything
             shapes = f"inputs of shape {describe(x)} and {str(y.dtype)[6:]} labels of shape {tuple(y.shape[1:])}"
             whole = "" if any(t.is_floating_point() for t in tensors(x)) else CODES
             raise ContractError(f"{s.name}: model and loss do not accept {shapes}: {error}{whole}") from error
@@ -143,27 +143,27 @@ def probed(
 
 
 def classes(loss: Loss, outputs: Tensor) -> int | None:
-    """How many classes there are, if there are classes."""
+    """Return the number of classes (None: labels are not classes)."""
     categorical = loss is functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     return int(outputs.shape[1]) if categorical and outputs.ndim == 2 else None
 
 
 def example(trains: Sequence[Source], device: torch.device) -> tuple[Inputs, Tensor]:
-    """A small batch, of different rows where a client has some."""
+    """Return four rows of one client, repeated if it has fewer."""
     first = next(iter(_each_kind(trains)))
     x, y = first.take(np.arange(4) % len(first), device)
     return ordered(x, False), y
 
 
 def _each_kind(group: Sequence[Source]) -> Iterable[Source]:
-    """Those with samples; of a population, whose rows are all of one kind, one."""
+    """Return the sources that have samples; only one of a population, because its rows are all of one kind."""
     if isinstance(group, Population):
         return [group[next(j for j, size in enumerate(group.sizes) if size)]]
     return [s for s in group if len(s)]
 
 
 class Histograms:
-    """The label distribution of each client, and of all of them together; counted when first asked for."""
+    """The label distribution of each client, and of all clients together; labels are counted on first use."""
 
     def __init__(self, trains: Sequence[Source], classes: int | None) -> None:
         self.trains, self.classes = trains, classes

@@ -5,7 +5,7 @@
     activations      what the passes under way save for their backward, measured on a few rows
     the model        the global weights, their next version, sums and gradients on their way: a handful of copies
 
-Data, the interpreter and what clients keep between rounds (`kept_memory`) are not in it.
+Data, the interpreter and what clients keep between rounds (`kept_memory`) are not counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes."""
+    """The memory that a round needs, in bytes."""
 
     server: float
     fronts: float
@@ -51,13 +51,13 @@ class Need:
 
 
 def mib(size: float) -> str:
-    """Rounded up, so that what is said is enough."""
+    """Return a size in MiB, rounded up so that the number given is enough."""
     digits = 3 if size < MIB else 1
     return f"{math.ceil(size / MIB * 10**digits) / 10**digits:,.{digits}f}"
 
 
 def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> tuple[float, Tensor]:
-    """Bytes per sample that neighbouring blocks save for their backward, and their output."""
+    """Return the bytes per sample that consecutive blocks save for their backward, and their output."""
     part = half(twin(model), which, device)
     own = {t.untyped_storage().data_ptr() for block in part.blocks for t in (*block.parameters(), *block.buffers())}
     seen: dict[int, int] = {}
@@ -82,9 +82,13 @@ def counter(
     attached: bool,
     asks: bool,
 ) -> Callable[[int], Need]:
-    """m clients -> what a round of them needs. `moments`: of either side's optimizer; `flight`: clients whose passes
-    are under way at once; `attached`: each goes through both halves before the next begins; `asks`: gradients may have
-    to be taken back (a joint norm), so that the ones before are kept."""
+    """Return a function from m clients to what a round of them needs.
+
+    moments     of the clients' and of the server's optimizer
+    flight      how many clients' passes are under way at once
+    attached    a client's pass goes through both halves before the next client's begins
+    asks        a joint norm can cancel a step, so the previous gradients are kept
+    """
     model, layout, cut, x, device = subject.model, subject.layout, subject.cuts[0], subject.x, subject.device
     blocks = blocks_of(model)
     front, a = saved(model, range(cut + 1), x, device)
@@ -100,7 +104,7 @@ def counter(
         here = min(m, flight)
         fronts = 1 if traits.carry == "relay" else m
         at_once = 1 if traits.order == "one_by_one" else m
-        backs = at_once if layout.tail or traits.meets == "batch" else here  # until their clients have answered
+        backs = at_once if layout.tail or traits.meets == "batch" else here  # kept until their clients have answered
         waiting = 0.0 if attached else (front + 2 * smashed) * (fronts - min(here, fronts))
         return Need(
             server=(traits.server_copies(m, moments[1]) + m * asks) * d_s,
@@ -113,7 +117,7 @@ def counter(
 
 
 def group(limit: float, m: int, separate: bool, count: Callable[[int], Need], unit: int) -> int | None:
-    """Clients at a time within `limit` megabytes, in whole stacks of `unit` if it can be; None: all m of a round."""
+    """Return how many clients fit into `limit` MiB, in whole stacks of `unit` if possible; None: all m of a round."""
     if count(m).total <= limit * MIB:
         return None
     least = 1 if separate else m

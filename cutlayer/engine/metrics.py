@@ -1,6 +1,6 @@
-"""How good a model is on labelled outputs: mean loss, accuracy, macro F1, Matthews' correlation, AUC; and for whom.
+"""How good a model is on labelled outputs: mean loss, accuracy, macro F1, Matthews' correlation, AUC.
 
-All are taken once over the pooled rows, so a client counts by its rows; the spread is over clients.
+Each is computed once over the pooled rows, so a client counts by its rows; only the spread is over clients.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 Metric = Callable[[Tensor, Tensor], float | Tensor]
-"""A figure of the caller's, from all outputs and all labels."""
+"""The caller's own metric: one number from all outputs and all labels."""
 Series = dict[str, float | None]
-"""Figures of one group of clients, by name: those of Scores, how many clients and samples, and the spread."""
+"""Numbers of one group of clients, by name: those of Scores, how many clients and samples, and the spread."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Scores:
     f1: float | None = None
     mcc: float | None = None
     auc: float | None = None
-    metric: float | None = None  # the caller's own
+    metric: float | None = None  # the caller's own metric
 
 
 class Outputs(NamedTuple):
-    """What a model said of one test set: the summed loss, its outputs and the truth."""
+    """A model's results on some test rows: the summed loss, the outputs and the labels."""
 
     loss: float
     out: Tensor
@@ -42,7 +42,7 @@ class Outputs(NamedTuple):
 
     @property
     def categorical(self) -> bool:
-        """Whether these are class scores, and labels to hold against them."""
+        """Whether the outputs are class scores and the labels are classes."""
         return self.out.ndim == 2 and self.y.ndim == 1 and not self.y.is_floating_point()
 
     @property
@@ -51,7 +51,7 @@ class Outputs(NamedTuple):
 
 
 def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
-    """Everything, over the rows of all parts together."""
+    """Return all scores, over the rows of all parts together."""
     parts = [part for part in parts if len(part.y)]
     if not parts:
         return Scores()
@@ -75,8 +75,8 @@ def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
 
 
 def confused(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """How often what (row) was taken for what (column), of the classes that occur in either. scikit-learn's takes a
-    hundred times as long for a client's few rows, and as long to import as torch."""
+    """Return the confusion matrix (row: truth, column: guess) of the classes that occur in either. scikit-learn's takes
+    a hundred times as long for a client's few rows, and as long to import as torch."""
     classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
     n = len(classes)
     both = codes.reshape(2, -1)
@@ -84,20 +84,20 @@ def confused(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
 
 
 def f1(confusion: np.ndarray) -> float:
-    """The harmonic mean of precision and recall, averaged over the classes."""
+    """Return the harmonic mean of precision and recall, averaged over the classes."""
     return float(np.mean(2 * confusion.diagonal() / (confusion.sum(axis=0) + confusion.sum(axis=1))))
 
 
 def mcc(confusion: np.ndarray) -> float:
-    """Matthews' correlation between truth and guess; 0 where one of them is always the same."""
+    """Return Matthews' correlation between truth and guess; 0 where one of them is always the same class."""
     true, taken, n = confusion.sum(axis=1), confusion.sum(axis=0), confusion.sum()
     spread = (n**2 - taken @ taken) * (n**2 - true @ true)
     return float((confusion.trace() * n - true @ taken) / np.sqrt(spread)) if spread > 0 else 0.0
 
 
 def auc(out: Tensor, truth: np.ndarray) -> float | None:
-    """The area under the ROC curve, one class against the rest, averaged over the classes that occur in the truth;
-    None where no class can be told from a rest, or the outputs are not finite."""
+    """Return the area under the ROC curve, one class against the rest, averaged over the classes that occur in the
+    truth; None where there is only one class, or the outputs are not finite."""
     from scipy.stats import rankdata  # only here: it takes a while to import
 
     if out.shape[1] < 2 or not bool(torch.isfinite(out).all()):
@@ -105,7 +105,7 @@ def auc(out: Tensor, truth: np.ndarray) -> float | None:
     p = out.double().softmax(dim=1).numpy()
     n, classes = len(truth), [c for c in np.unique(truth) if not (truth == c).all()]
     classes = classes if out.shape[1] > 2 else classes[1:]
-    areas = []  # Mann and Whitney: by the ranks of the positives
+    areas = []  # by Mann and Whitney: from the ranks of the positives
     for c, rank in zip(classes, rankdata(p[:, classes], axis=0).T, strict=True):
         positive = truth == c
         m = int(positive.sum())
@@ -114,7 +114,7 @@ def auc(out: Tensor, truth: np.ndarray) -> float | None:
 
 
 def series(parts: Sequence[Outputs], metric: Metric | None = None) -> Series:
-    """The scores over all parts together, one part a client, and how they spread from client to client."""
+    """Return the scores over all parts together (one part per client), and the spread over the clients."""
     parts = [part for part in parts if len(part.y)]
     pooled = score(parts, metric)
     found: Series = {

@@ -1,4 +1,4 @@
-"""What `train` is asked for: the options as one value, and the parts they name."""
+"""The options of `train` as one value, and the parts that they name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIMIZER = ("lr", "decay", "moments", "remembers", "regularise", "update")
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that `train` takes besides model, clients and test rows; its docstring says what each means."""
+    """Everything that `train` takes besides model, clients and test data; its docstring explains each."""
 
     cut: Cut
     scheme: str | Scheme
@@ -67,7 +67,7 @@ class Options:
         return self.protocol == "cyclesl"
 
     def check(self, test: Any) -> None:
-        """Refuse plain numbers that cannot be."""
+        """Refuse values that are out of range."""
         auto = self.autocast in (None, "bfloat16")
         expect(auto, "autocast", self.autocast, "'bfloat16', or None (float16 needs scaled losses)")
         whole = "a whole number, at least 1"
@@ -86,7 +86,7 @@ class Options:
             raise unknown("protocol", self.protocol, PROTOCOLS)
 
     def parts(self) -> Parts:
-        """The parts by name or as objects, each what it should be; an update may bring its own local step with it."""
+        """Build and check the parts, given by name or as objects; an update may bring optimizers of its own."""
         for field, given in (("scheme", self.scheme), ("optimizer", self.optimizer)):
             expect(given is not None, field, None, "a name or an object")
         scheme: Scheme = build("scheme", SCHEMES, self.scheme, ("traits", "open"))

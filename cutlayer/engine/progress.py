@@ -1,4 +1,4 @@
-"""Progress: a live display on a terminal or in a notebook, a plain line now and then anywhere else."""
+"""Progress: a live display on a terminal or in a notebook, an occasional plain line anywhere else."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from cutlayer.engine.records import Round
 
-FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between them
+FIRST, EVERY = 2.0, 10.0  # seconds until the first plain line, and between any two
 
 
 class _Console(Console):
-    """rich's, but whoever calls it hears that nobody reads any more."""
+    """rich's console, but a closed pipe raises BrokenPipeError for the caller to handle."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -25,17 +25,17 @@ class _Console(Console):
 
 console = _Console(highlight=False)
 if not console.is_terminal:
-    console = _Console(highlight=False, width=120)  # a file has no edge; 80 would cut tables off
+    console = _Console(highlight=False, width=120)  # rich takes 80 for a file, which would cut tables off
 
 
 def live() -> bool:
-    """Whether something can be drawn over and over: on a terminal, and in a notebook that has widgets."""
+    """Whether the output can be redrawn in place: on a terminal, or in a notebook that has widgets."""
     widgets = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal or widgets
 
 
 def bars(quiet: bool = False) -> Progress:
-    """A line for each thing under way: how far it is, how accurate, how long it took and will take."""
+    """Return a display with one line per task: progress, accuracy, time elapsed and time left."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -73,7 +73,7 @@ class Plain:
 
 
 class Display:
-    """One run: `show` every round, `close` at its end."""
+    """The progress of one run: call `show` after every round and `close` at the end."""
 
     def __init__(self, label: str, total: int, done: int = 0, quiet: bool = False) -> None:
         self.label, self.total = label, total

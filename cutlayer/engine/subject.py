@@ -1,4 +1,4 @@
-"""What is trained, as the engine looks at it before a run begins."""
+"""The model and data that the engine tries out before a run begins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutlayer.nn.nested import Inputs
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, where it is cut, the loss, and a few rows to try them on. `W`: its weights at the start."""
+    """A model, where it is cut, the loss, and a few rows to try them on. `W`: the weights at the start."""
 
     model: nn.Module
     layout: Layout
@@ -34,13 +34,13 @@ class Subject:
         return self.cuts[0] != self.cuts[1]
 
     def front(self, cut: int, style: Style | None = None) -> Half:
-        """The client's blocks."""
+        """Return the client's blocks."""
         return half(self.model, self.layout.client(cut), self.device, style)
 
     def back(self, cut: int, style: Style | None = None) -> Half:
-        """The server's blocks."""
+        """Return the server's blocks."""
         return half(self.model, self.layout.server(cut), self.device, style)
 
     def whole(self) -> Half:
-        """All blocks."""
+        """Return all blocks."""
         return half(self.model, self.layout.whole, self.device)

@@ -66,7 +66,7 @@ def rounds(
     target: float | None = None,
     progress: bool = False,
 ) -> Run:
-    """The training of `train`, as a stream of Round records.
+    """Train as `train` does, but return the run: a stream of Round records.
 
     >>> import torch, cutlayer as cl
     >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
@@ -93,7 +93,7 @@ def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Call
 
 @_takes_what(rounds)
 def train(*arguments: Any, **named: Any) -> Result:
-    """Train `model` over `clients` and give back the trained copy and the history; `model` itself is not modified.
+    """Train `model` over `clients` and return the trained copy and the history; `model` itself is not modified.
 
     model           an nn.Sequential of blocks, or a module with `blocks`; every block is put in training mode
     clients         a list of (x, y) tensors, or of map-style datasets: what each client holds

@@ -1,4 +1,4 @@
-"""Several methods, several seeds: one run directory each, in parallel processes, resumable as a whole."""
+"""Run a comparison: several methods and seeds, one run directory each, in parallel processes; it can be resumed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from cutlayer.experiment.description import HEADER, Changes, restore, settle
 from cutlayer.experiment.experiment import Experiment, assemble
 
 FILE = "compare.toml"
-SEAL = "# sha256 "  # of all before it: the last line of the copy
+SEAL = "# sha256 "  # starts the last line of the copy: the checksum of all lines before
 
 
 def start(comparison: Comparison, out: Path, overwrite: bool) -> Lock:
-    """Check every method against the data, then make the directory, locked."""
+    """Check every method against the data, then create the directory and return its lock."""
     first = (comparison.methods[0], comparison.seeds[0])
     for m, seed in comparison.runs():
-        if m is first[0] or seed == first[1]:  # the data depend on the seed alone, the rest on the method alone
+        if m is first[0] or seed == first[1]:  # data depend on the seed alone, the rest on the method alone
             try:
                 assemble(comparison.config(m, seed))
             except CutlayerError as error:
@@ -59,7 +59,7 @@ class Progress:
 
 
 def resume(out: Path, changes: Changes) -> tuple[Comparison, Lock]:
-    """A comparison that was interrupted, or is complete."""
+    """Return a comparison that was interrupted or is complete, and the lock of its directory."""
     lock = Lock(out)
     try:
         before = _copied(out / "runs" / FILE)
@@ -77,14 +77,14 @@ def resume(out: Path, changes: Changes) -> tuple[Comparison, Lock]:
 
 
 def copy(comparison: Comparison, out: Path) -> None:
-    """Write down what is compared once more, with a checksum."""
+    """Write a second copy of `compare.toml`, with a checksum."""
     (out / "runs").mkdir(exist_ok=True)
     said = HEADER + comparison.dump()
     write_aside(out / "runs" / FILE, f"{said}{SEAL}{_seal(said)}\n".encode())
 
 
 def _copied(path: Path) -> str | None:
-    """The text of a comparison as it began, if the copy of it is still what it was."""
+    """Return the text of the comparison as it began, from its copy; None if the copy is missing or damaged."""
     if not path.exists():
         return None
     said, _, seal = path.read_bytes().decode(errors="replace").rpartition(SEAL)
@@ -99,7 +99,7 @@ def _seal(said: str) -> str:
 
 
 def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Iterator[list[Progress]]:
-    """Train whatever is not trained yet, `jobs` runs at a time; yields where every run is, a few times a second."""
+    """Train what is not trained yet, `jobs` runs at a time; yield the progress of all runs at least twice a second."""
     copy(comparison, out)
     runs = [(m, seed, comparison.config(m, seed)) for m, seed in comparison.runs()]
     waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
@@ -120,13 +120,13 @@ def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Itera
             raise StoreError(f"a training process was killed; continue with `cutlayer resume {out}`") from error
         finally:
             if pending:
-                stop.set()  # interrupted, or one run failed: the others stop where they are, and can be resumed
+                stop.set()  # interrupted, or one run failed: the others stop at once, and can be resumed
             pool.shutdown(wait=False, cancel_futures=True)
     yield [_progress(out, before) for before in waiting]
 
 
 def _progress(out: Path, before: Progress) -> Progress:
-    """Where a run is, from the files it writes."""
+    """Read the progress of a run from the files that it writes."""
     path = out / "runs" / slug(before.label) / f"seed-{before.seed}"
     if not path.exists():
         return before
@@ -135,13 +135,13 @@ def _progress(out: Path, before: Progress) -> Progress:
     try:
         accuracy = parsed(lines[-1]).get("accuracy") if lines else None
         summary = run_directory.read_summary(path)
-    except (ValueError, AttributeError, StoreError):  # damaged: the run itself will see to it
+    except (ValueError, AttributeError, StoreError):  # damaged: the run itself repairs it
         return replace(before, done=len(lines), status="running")
     return replace(before, done=len(lines), accuracy=accuracy, status=summary["status"] if summary else "running")
 
 
 def _done(path: Path) -> bool:
-    """Whether a run has come to its end, and what it left is whole; a run that is resumed writes it again."""
+    """Whether a run has ended and its files are undamaged; if not, the resumed run writes them again."""
     try:
         summary = run_directory.read_summary(path)
         if summary is not None and summary["status"] == "complete":
@@ -163,8 +163,8 @@ def _check(file: Path) -> None:
 
 
 def _processes() -> BaseContext:
-    """Where workers come from: a process that has loaded everything once and forks them; or, where there is no such
-    thing, new ones. It ends when this process and its workers have."""
+    """Return the context that starts workers: a process that has imported everything once and forks them; or, where
+    the system has no such process, new ones. It ends when this process and its workers have ended."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -173,7 +173,7 @@ def _processes() -> BaseContext:
 
 
 def _prepare(stop: Event) -> None:
-    """A worker computes with one thread, and ends at once when told to or when its parent is gone."""
+    """Prepare a worker: it computes with one thread, and ends at once when `stop` is set or its parent has ended."""
     parent = multiprocessing.parent_process()
     torch.set_num_threads(1)
     heap.keep()
@@ -183,13 +183,13 @@ def _prepare(stop: Event) -> None:
         while parent is not None and parent.is_alive() and not stop.wait(0.5):
             pass
         spill.sweep()
-        os._exit(1)  # wherever it is: a run can be resumed from any moment
+        os._exit(1)  # at any moment, because a run can always be resumed
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(config: str, out: str) -> None:
-    """One run, in a process of its own."""
+    """Train one run, in a process of its own."""
     path = Path(out)
     try:
         if (path / description.FILE).exists() or checkpoint.config(path) is not None:
@@ -199,6 +199,6 @@ def _work(config: str, out: str) -> None:
         for _ in experiment:
             pass
     except Diverged:
-        pass  # it has said so in its summary
+        pass  # its summary says so
     except CutlayerError as error:
         raise type(error)(f"{path}: {error}") from error

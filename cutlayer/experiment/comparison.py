@@ -1,4 +1,4 @@
-"""What is compared: methods and seeds over one common config, as text. It trains nothing, and loads no torch.
+"""What is compared: methods and seeds over one common config, as text. Trains nothing, and does not load torch.
 
 OUT/compare.toml         what is compared: seeds, the common config, each method's differences
 OUT/runs/LABEL/seed-0/   a run directory like any other
@@ -46,11 +46,11 @@ class Comparison:
             changes.setdefault("update", "fedavg")  # parameters alone do not choose an update
         base = dict(self.base)
         if "name" not in dict(base.get("local") or {}) and "local" not in changes:
-            base.pop("local", None)  # nor a local rule
+            base.pop("local", None)  # and do not choose a local rule
         return text.parse({**text.merge(base, changes), "seed": seed})
 
     def runs(self) -> list[tuple[Method, int]]:
-        """Seed by seed, so that an interrupted comparison has whole seeds."""
+        """Return all runs, seed by seed, so that an interrupted comparison has complete seeds."""
         return [(m, seed) for seed in self.seeds for m in self.methods]
 
     def dump(self) -> str:

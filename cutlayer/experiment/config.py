@@ -1,4 +1,4 @@
-"""The text of an experiment: typed, strict, TOML. Every flag of the command line is a field of it.
+"""The config of a run: typed, strict, written as TOML. Every field is also a flag of the command line.
 
 A part (scheme, update, optimizer, partition, model) is a table with a `name` and its parameters:
 
@@ -34,7 +34,7 @@ from cutlayer.registry import (
 )
 
 Spec = dict[str, Any]
-DEEPEST = 20  # tables and lists within each other: all that we know are far flatter
+DEEPEST = 20  # levels of nested tables and lists; all our configs have far fewer
 TABLES: dict[str, dict[str, Part]] = {
     "scheme": SCHEMES,
     "local": LOCALS,
@@ -178,7 +178,7 @@ class Config(BaseModel):
         return self
 
     def part(self, field: str) -> Any:
-        """The object a part's table stands for, or None."""
+        """Build the object that a part's table describes, or None."""
         spec: Spec | None = getattr(self, field)
         if spec is None:
             return None
@@ -187,7 +187,7 @@ class Config(BaseModel):
 
 
 def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
-    """A part with every parameter spelled out, checked: names, types and values."""
+    """Return a part with every parameter spelled out; check names, types and values."""
     spec, table = _table(field, given), TABLES[field]
     name = spec.pop("name", None)
     if name is None:
@@ -214,12 +214,12 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
 def _adapter(field: str, part: Part) -> type[BaseModel]:
     fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in part.signature().items()}
     if "decay" in fields:
-        fields["decay"] = (float, fields["decay"][1])  # a function has no place in a text
+        fields["decay"] = (float, fields["decay"][1])  # a text cannot hold a function
     return create_model(f"{field}", __config__=ConfigDict(extra="forbid", allow_inf_nan=True), **fields)
 
 
 def parse(values: Mapping[str, Any]) -> Config:
-    """A config from nested values; the error names the field, the value and what was expected."""
+    """Build a config from nested values; an error names the field, the value and what was expected."""
     for key in values:
         if key not in Config.model_fields:
             raise unknown("config key", key, Config.model_fields)
@@ -236,12 +236,12 @@ def parse(values: Mapping[str, Any]) -> Config:
             given = {"partition": {"name": "natural", "min_size": 1}, **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
-    if task is not None:  # the task's own, spelled out
+    if task is not None:  # spell out the task's defaults
         given = {**task.defaults, "cut": task.cut, **given}
         names["model"] = {"name": task.model}
     for field in ("model", "scheme", "update", "optimizer", "partition"):
         given[field] = merge(names, {field: given.get(field, {})})[field]
-    if "server_optimizer" in given:  # what is not said of it is as in the client's
+    if "server_optimizer" in given:  # what is not given is as in the client's
         given["server_optimizer"] = merge(
             {"server_optimizer": given["optimizer"]}, {"server_optimizer": given["server_optimizer"]}
         )["server_optimizer"]
@@ -252,7 +252,7 @@ def parse(values: Mapping[str, Any]) -> Config:
 
 
 def explain(error: ValidationError) -> str:
-    """Pydantic's findings as our sentences."""
+    """Return Pydantic's errors in the form of our own."""
     said = []
     for item in error.errors():
         cause = item.get("ctx", {}).get("error")
@@ -265,12 +265,12 @@ def explain(error: ValidationError) -> str:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`; a part that changes its name forgets the parameters of the old name."""
+    """Merge `over` into a copy of `base`; a part whose name changes loses the parameters of the old name."""
     out = dict(base)
     for key, value in over.items():
         if key in TABLES and value is not None:
             new, old = _table(key, value), _table(key, out.get(key) or {})
-            if "name" in new and "name" not in old:  # parameters without a name are for whichever part has them
+            if "name" in new and "name" not in old:  # keep nameless parameters that the part has
                 part = TABLES[key].get(new["name"])
                 old = {k: v for k, v in old.items() if part is None or k in part.takes}
             elif "name" in new and new["name"] != old["name"]:
@@ -282,12 +282,12 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def words(spec: Spec) -> str:
-    """A part as it would be called: smofi(alpha=-0.1)."""
+    """Return a part as a call: smofi(alpha=-0.1)."""
     return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
 
 
 def loads(toml: str) -> dict[str, Any]:
-    """TOML text as nested values. A ValueError for whatever is none, also for what is nested too deeply."""
+    """Parse TOML into nested values; raise ValueError if it is invalid or nested too deeply."""
     try:
         values = tomllib.loads(toml)
     except RecursionError as error:
@@ -302,7 +302,7 @@ def loads(toml: str) -> dict[str, Any]:
 
 
 def _table(field: str, given: Any) -> Spec:
-    """A part as a table, whether it was given as a name or as a table."""
+    """Return a part as a table, whether it was given as a name or as a table."""
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(table.get("name", ""), str):
         raise ContractError(f"{field} = {given!r}: expected a name, or a table with a name")
@@ -310,7 +310,7 @@ def _table(field: str, given: Any) -> Spec:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A TOML file as nested values."""
+    """Read a TOML file as nested values."""
     try:
         with reached(str(path)):
             return loads(path.read_text(encoding="utf-8"))
@@ -319,7 +319,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def dump(config: Config) -> str:
-    """The config as TOML, parts last."""
+    """Return the config as TOML, parts last."""
     values = {k: v for k, v in config.model_dump().items() if v is not None}
     plain = {k: v for k, v in values.items() if k not in TABLES}
     return tomli_w.dumps({**plain, **{k: values[k] for k in TABLES if k in values}})

@@ -1,4 +1,4 @@
-"""Options that have no effect in a run: refused where they can only be a mistake, said where they may be a habit."""
+"""Options that have no effect in a run: an error where they can only be a mistake, otherwise a warning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _adaptive(config: Config) -> bool:
     return bool(config.scheme.get("adaptive"))
 
 
-SAID: tuple[Effect, ...] = (  # a field, whether it acts, and why it does not
+SAID: tuple[Effect, ...] = (  # a field, whether it has an effect, and why it has none
     ("local_epochs", lambda c: c.local_steps is None and c.protocol == "smofi", "the steps of a round are counted"),
     (
         "holdout",
@@ -49,8 +49,8 @@ PARTS: tuple[tuple[str, str, Callable[[Config], bool], str], ...] = (
 
 
 def check(config: Config, given: Collection[str], label: str = "", all_methods: int = 1) -> None:
-    """Refuse or mention what was `given` and does nothing. In a comparison of several methods, what acts for some of
-    them is no mistake, and nothing is said of it."""
+    """Refuse, or warn of, options that were `given` and have no effect. In a comparison of several methods there is no
+    warning, because an option may have an effect for some of them."""
     for field in OF_OWN_DATA:
         if field in given and config.data is None:
             raise ContractError(f"{field} = {getattr(config, field)!r}: it concerns your own data; expected --data too")
@@ -61,7 +61,7 @@ def check(config: Config, given: Collection[str], label: str = "", all_methods: 
 
 
 def idle(config: Config, given: Collection[str]) -> Iterator[str]:
-    """What does nothing, in a sentence each."""
+    """Yield one sentence for each option that has no effect."""
     for field, acts, why in SAID:
         if field in given and not acts(config):
             yield f"{field} = {getattr(config, field)!r} has no effect here: {why}"

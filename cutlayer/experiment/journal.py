@@ -1,14 +1,14 @@
-"""The journal of a run: one JSON line a round. A torn last line is dropped.
+"""The journal of a run: one line of JSON for every round. A torn last line is dropped.
 
     journal.jsonl              as people and programs read it
-    checkpoints/journal.jsonl  the same as of the last checkpoint
+    checkpoints/journal.jsonl  a copy, up to the last checkpoint
     checkpoints/journal.seals  a checksum of each line
 
-So a line that is damaged is known as such, and read from its copy. One that is damaged and newer than the last
-checkpoint is dropped with those after it: their rounds are trained again anyway.
+So a damaged line is detected, and read from its copy. A damaged line that is newer than the last checkpoint is dropped
+with all lines after it: their rounds are trained again anyway.
 
-Other versions write down less or more. What a line lacks has the default of its field; what this version does not know
-is in `Round.more`, and stays in the file as it was written.
+Other versions may write fewer or more fields. A missing field has its default; unknown fields are in `Round.more`, and
+stay in the file as they were written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DamagedJournal(UserWarning):
 
 
 def append(path: Path, record: Round) -> None:
-    """Add a round, on disk when this returns."""
+    """Add a round; it is on disk when this returns."""
     values = asdict(record)
     more = values.pop("more")
     line = json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False)
@@ -50,7 +50,7 @@ def append(path: Path, record: Round) -> None:
 
 
 def seal(path: Path) -> None:
-    """Copy what has been appended since the last time, and seal it, unless it is."""
+    """Copy the lines added since the last call, and write their checksums unless `append` already has."""
     copy, seals = _beside(path)
     new = _from(path, _size(copy))
     marks = _seals(new)
@@ -59,18 +59,18 @@ def seal(path: Path) -> None:
 
 
 def read(path: Path) -> list[Round]:
-    """Every whole round of a journal, in order."""
+    """Return every whole round of a journal, in order."""
     return [record for _, record in _read(path)]
 
 
 def whole(path: Path) -> bool:
-    """Whether the journal of a run that is complete is as its copy has it, where there is one."""
+    """Whether the journal of a complete run equals its copy, if there is one."""
     copy, _ = _beside(path)
     return not copy.exists() or _from(path, 0) == _from(copy, 0)
 
 
 def trim(path: Path, last: int) -> list[Round]:
-    """Keep rounds 1..last, by writing the journal and its copy anew beside the old ones; lines stay as they are."""
+    """Keep only rounds 1..last in the journal and its copy, and return them; their lines stay as they are."""
     kept = [(line, record) for line, record in _read(path) if record.n <= last]
     if len(kept) < last:
         raise StoreError(f"{path}: it ends at round {len(kept)}, but the checkpoint is of round {last}")
@@ -88,7 +88,7 @@ def _size(path: Path) -> int:
 
 
 def _from(path: Path, start: int) -> bytes:
-    """What a file holds from there on."""
+    """Return what a file holds from byte `start` on."""
     if not path.exists():
         return b""
     with path.open("rb") as file:
@@ -109,14 +109,14 @@ def _checksum(line: bytes) -> bytes:
 
 
 def _read(path: Path) -> list[tuple[bytes, Round]]:
-    """Every whole round, from the journal or its copy."""
+    """Return the line and the record of every whole round, from the journal or its copy."""
     mine, copy, seals = (_Lines(file) for file in (path, *_beside(path)))
     found: list[tuple[bytes, Round]] = []
     for number in range(1, max(len(mine), min(len(copy), len(seals))) + 1):
         first, second, seal = (lines[number] for lines in (mine, copy, seals))
         whole = [line for line in (first, second) if line is not None and seal in (None, _checksum(line))]
         if first is not None and first == second:
-            whole = [first]  # against the seal, which is the one that is damaged
+            whole = [first]  # both agree, so the checksum is damaged
         try:
             if not whole:
                 raise ValueError("missing" if first is None else "it does not match its checksum")
@@ -136,12 +136,12 @@ def _read(path: Path) -> list[tuple[bytes, Round]]:
 
 
 class _Lines:
-    """The lines of a file, from 1, as far as they end."""
+    """The complete lines of a file, numbered from 1."""
 
     def __init__(self, path: Path) -> None:
         self.exists = path.exists()
         *self._lines, rest = path.read_bytes().split(b"\n") if self.exists else [b""]
-        self.torn = rest != b""  # nothing follows the last line end, if the last line is whole
+        self.torn = rest != b""  # bytes after the last line end
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -151,7 +151,7 @@ class _Lines:
 
 
 def _round(values: Any, number: int) -> Round:
-    """The values of a line as a record."""
+    """Return the values of a line as a record; raise ValueError if they are not one."""
     if not isinstance(values, dict):
         raise ValueError(f"expected an object, not {values!r}")
     if "n" not in values:
@@ -188,7 +188,7 @@ def _each(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(fits, value))
 
 
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # by the type of a field: what fits, and its name
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # type of a field -> a check, and what it expects
     "int": (_whole, "a whole number"),
     "int | None": (_maybe(_whole), "a whole number or nothing"),
     "float": (_number, "a number"),

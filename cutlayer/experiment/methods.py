@@ -12,7 +12,7 @@ from cutlayer.registry import LOCALS, SCHEMES, UPDATES
 
 @dataclass(frozen=True)
 class Method:
-    """A line of a comparison: how its config differs from the common one. `name`: another word for its label."""
+    """How a method's config differs from the common one. `line`: a description; `name`: a short name for it."""
 
     label: str
     changes: Mapping[str, Any]
@@ -69,7 +69,7 @@ LABELS = {
 
 
 def method(name: str) -> Method:
-    """A method by name: one of NAMED, a scheme, or a scheme with parts: SCHEME+UPDATE, SCHEME+LOCAL, or both."""
+    """Return a method by name: one of NAMED, a scheme, or a scheme with parts: SCHEME+UPDATE, SCHEME+LOCAL, or both."""
     if name in NAMED:
         return NAMED[name]
     scheme, *rest = name.split("+")

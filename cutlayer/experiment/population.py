@@ -1,4 +1,4 @@
-"""Who holds which rows, and what everybody is tested on: from a config's words to a population of clients."""
+"""Divide the rows that a config names over the clients, for training and for testing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _load_once(holds: str, *task: Any) -> Dataset:
 
 
 def look(config: Config) -> None:
-    """From now on, `load_data` gives the rows as the files hold them now: for a run that begins."""
+    """Let `load_data` return the rows as the files hold them now. Called when a run begins."""
     task = _task(config)
     _known[task] = held(task[0], task[1], task[4])
 
 
 def load_data(config: Config) -> Dataset:
-    """The rows a config names; read once. A run that is under way has no more need of the files."""
+    """Return the rows that a config names. They are read once: a run under way no longer needs the files."""
     task = _task(config)
     if task not in _known:
         look(config)
@@ -43,7 +43,7 @@ def load_data(config: Config) -> Dataset:
 
 
 def _task(config: Config) -> tuple[str, Path | None, int | None, int, Own | None]:
-    """What `load_task` takes."""
+    """Return the arguments of `load_task`."""
     own = None
     if config.data is not None:
         columns = config.x_column, config.y_column, config.owner_column
@@ -52,9 +52,10 @@ def _task(config: Config) -> tuple[str, Path | None, int | None, int, Own | None
 
 
 def divided(config: Config, data: Dataset) -> tuple[StoredRows, Parts]:
-    """The rows that are divided over the clients, and the parts.
+    """Return the rows to divide over the clients, and each client's part of them.
 
-    With tests of their own, clients divide training and test rows together, unless owners have rows of both.
+    Where each client is tested on rows of its own, training and test rows are divided together, unless the owners have
+    rows of both.
     """
     name, rows = config.partition["name"], data.train
     if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
@@ -65,12 +66,13 @@ def divided(config: Config, data: Dataset) -> tuple[StoredRows, Parts]:
 
 
 def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
-    """Who holds which rows, and what is tested on: the task's test rows, or (cyclesl) rows of each client's own."""
+    """Return the clients' training rows, and the test rows: the task's or, in cyclesl and where the task has none, some
+    of each client's own."""
     rows, parts = divided(config, data)
     seen = training_view(config, data)
     natural = config.partition["name"] == "natural"
     if config.protocol != "cyclesl" and len(data.test):
-        of_clients = natural and _shared(data) == "all"  # an owner who is no client is not asked
+        of_clients = natural and _shared(data) == "all"  # leave out owners that are not clients
         tested = np.sort(_by_owner(parts, rows, data.test).order) if of_clients else np.arange(len(data.test))
         return Population(rows, parts, seen), View(data.test, tested, data.plain)
     if parts.tests is not None:
@@ -84,7 +86,7 @@ def populate(config: Config, data: Dataset) -> tuple[Population, View | Populati
 
 
 def training_view(config: Config, data: Dataset) -> Transform:
-    """How clients see their rows in training."""
+    """Return how clients see their rows in training."""
     if not config.augment:
         return data.plain
     random = getattr(data.changed, "random", False)
@@ -93,14 +95,14 @@ def training_view(config: Config, data: Dataset) -> Transform:
 
 
 def tested(data: Dataset) -> View | None:
-    """The task's test rows, where there are some."""
+    """Return the task's test rows, or None."""
     return View(data.test, np.arange(len(data.test)), data.plain) if len(data.test) else None
 
 
 def _shared(data: Dataset) -> Literal["all", "some"] | None:
-    """Whether those who own test rows own training rows too, as in LEAF's split by sample: all, some or none of them.
+    """Whether the owners of test rows own training rows too, as in LEAF's split by sample: all, some or none of them.
 
-    CelebA and Speech Commands are published with nobody on both sides.
+    CelebA and Speech Commands are published with no owner on both sides.
     """
     train, test = (
         set() if rows.owners is None else {rows.owner_names[i] for i in np.unique(rows.owners)}
@@ -110,7 +112,7 @@ def _shared(data: Dataset) -> Literal["all", "some"] | None:
 
 
 def _by_owner(parts: Parts, rows: StoredRows, test: StoredRows) -> Parts:
-    """The test rows of the owner whose training rows each client holds."""
+    """Return, for each client, the test rows of the owner whose training rows it holds."""
     assert rows.owners is not None and test.owners is not None
     theirs = {name: np.flatnonzero(test.owners == code) for code, name in enumerate(test.owner_names)}
     who = (rows.owner_names[int(rows.owners[part[0]])] for part in parts)

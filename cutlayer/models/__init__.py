@@ -18,7 +18,8 @@
     leaf_lstm    0 embedding                 1 two-layer LSTM, last step                           2 linear
     transformer  0 embeddings                1 .. 6 encoder layers                                 7 last step, linear
 
-Text models take the numbers of their symbols, (length,) a row. Weights start as torch draws them (but see `vgg11`).
+Text models take rows of shape (length,), the numbers of the symbols. Weights have torch's default initialisation,
+except in `vgg11` and `vgg16` with `norm="none"`.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def leaf_lstm(
 
 
 class LastStep(nn.Module):
-    """What a recurrent layer says at the end of the sequence."""
+    """A recurrent layer's output at the end of the sequence."""
 
     def __init__(self, layer: nn.RNNBase) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron: one block a layer."""
+"""A multi-layer perceptron: one block per layer."""
 
 from __future__ import annotations
 

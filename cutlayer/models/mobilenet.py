@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from cutlayer.models.shapes import image
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""t, c, n, s of the paper's table 2: expansion, channels, blocks, stride of the first of them."""
+"""t, c, n, s of the paper's table 2: expansion, channels, number of blocks, stride of the first block."""
 
 
 def mobilenetv2(shape: Sequence[int], classes: int) -> nn.Sequential:
     """Blocks: 0 conv 3x3/2; 1 to 17 inverted residuals; 18 conv 1x1, average pool, dropout, linear.
 
-    A conv is without bias, then batch norm and relu6.
+    A conv has no bias and is followed by batch norm and relu6.
     """
     channels, *_ = image(shape)
     blocks, inside = [], 32
@@ -33,7 +33,7 @@ def _conv(inside: int, outside: int, kernel: int, stride: int = 1, groups: int =
 
 
 class Inverted(nn.Module):
-    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1 without relu; plus the input where the shape stays."""
+    """Widen by 1x1, filter each channel by 3x3, narrow by 1x1 without relu; add the input if the shapes agree."""
 
     def __init__(self, inside: int, outside: int, stride: int, expansion: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Residual networks (He et al., CVPR 2016): a small one in five blocks, and ResNet-18 and -34, a block a residual."""
+"""Residual networks (He et al., CVPR 2016): a small one in five blocks; ResNet-18 and -34, one block per residual."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Stem = Literal["imagenet", "cifar"]
 def resnet(shape: Sequence[int], classes: int, width: int = 16, norm: Norm = "bn") -> nn.Sequential:
     """Blocks: 0 conv, norm, relu; 1 to 3 residual blocks of width, 2*width, 4*width; 4 average pool, linear.
 
-    `norm="gn"` puts group norm with two groups where batch norm would be.
+    `norm="gn"` uses group norm with two groups instead of batch norm.
     """
     expect(width >= 1, "width", width, "a whole number, at least 1")
     expect(norm in ("bn", "gn"), "norm", norm, "'bn' or 'gn'")
@@ -37,21 +37,21 @@ def resnet18(shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: 
     """Blocks: 0 stem; 1 to 8 residual blocks, two of 64, 128, 256 and 512 channels each; 9 average pool, linear.
 
     The stem is conv 7x7/2, norm, relu, max pool 3x3/2 (`imagenet`), or conv 3x3, norm, relu (`cifar`).
-    `norm="gn"` puts group norm with two groups where batch norm would be.
+    `norm="gn"` uses group norm with two groups instead of batch norm.
     """
     return _staged((2, 2, 2, 2), shape, classes, stem, norm)
 
 
 def resnet34(shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn") -> nn.Sequential:
-    """Blocks: 0 stem; 1 to 16 residual blocks: 1-3 of 64 channels, 4-7 of 128, 8-13 of 256, 14-16 of 512; 17 as 18's.
+    """Blocks: 0 stem; 1 to 16 residual blocks: 1-3 of 64 channels, 4-7 of 128, 8-13 of 256, 14-16 of 512; 17 the head.
 
-    Stem and norm are those of `resnet18`.
+    Stem, head (average pool, linear) and norm are those of `resnet18`.
     """
     return _staged((3, 4, 6, 3), shape, classes, stem, norm)
 
 
 def _staged(depths: Sequence[int], shape: Sequence[int], classes: int, stem: Stem, norm: Norm) -> nn.Sequential:
-    """Stages of 64, 128, 256, 512 channels; each but the first halves the image in its first block."""
+    """Build stages of 64, 128, 256, 512 channels; all but the first halve the image in their first block."""
     expect(stem in ("imagenet", "cifar"), "stem", stem, "'imagenet' or 'cifar'")
     expect(norm in ("bn", "gn"), "norm", norm, "'bn' or 'gn'")
     channels, *_ = image(shape)

@@ -1,4 +1,4 @@
-"""FedNAR's character transformer for Shakespeare (Vaswani et al. 2017; Li et al., NeurIPS 2023), a block a layer."""
+"""FedNAR's character transformer for Shakespeare (Vaswani et al. 2017; Li et al., NeurIPS 2023), a block per layer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def transformer(
 
 
 class Embeddings(nn.Module):
-    """Each symbol's vector times sqrt(width), plus a learned one of its position."""
+    """Each symbol's vector times sqrt(width), plus a learned vector of its position."""
 
     def __init__(self, vocabulary: int, length: int, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Embeddings(nn.Module):
 
 
 class LastPosition(nn.Module):
-    """What stands at the end of the sequence."""
+    """The last position of the sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, -1]

@@ -1,4 +1,4 @@
-"""VGG-11 and VGG-16 (Simonyan and Zisserman, ICLR 2015; configurations A and D), a block a convolution."""
+"""VGG-11 and VGG-16 (Simonyan and Zisserman, ICLR 2015; configurations A and D), one block per convolution."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def vgg11(shape: Sequence[int], classes: int, head: Head = "small", norm: Norm =
     """Blocks: 0 to 7 conv 3x3, norm, relu, and the pooling that follows 0, 1, 3, 5, 7; 8 head.
 
     The head is average pool, linear (`small`), or average pool to 7x7 and three linear layers with dropout
-    (`original`: 120 million parameters). `norm="none"` leaves out batch norm, as the paper does, and draws the
-    convolutions as He et al. (ICCV 2015) do: drawn as torch does, the signal fades by a factor of three a block.
+    (`original`: 120 million parameters). `norm="none"` leaves out batch norm, as the paper does, and initialises the
+    convolutions as He et al. (ICCV 2015) do: with torch's defaults, the signal shrinks by a factor of three per block.
     """
     return _vgg(((64,), (128,), (256, 256), (512, 512), (512, 512)), shape, classes, head, norm)
 
@@ -35,7 +35,7 @@ def vgg16(shape: Sequence[int], classes: int, head: Head = "small", norm: Norm =
 def _vgg(
     stages: Sequence[tuple[int, ...]], shape: Sequence[int], classes: int, head: Head, norm: Norm
 ) -> nn.Sequential:
-    """Each stage ends in a pooling, in the block of its last convolution."""
+    """Build the stages; the block of a stage's last convolution ends with a pooling."""
     expect(head in ("small", "original"), "head", head, "'small' or 'original'")
     expect(norm in ("bn", "none"), "norm", norm, "'bn' or 'none'")
     inside, *_ = image(shape, 2 ** len(stages))

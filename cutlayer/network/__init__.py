@@ -1,1 +1,1 @@
-"""A run over clients on other machines."""
+"""Runs with clients on other machines."""

@@ -1,6 +1,6 @@
 """Training over a network, from Python: `serve` on one machine, `join` on the others.
 
-What it needs beyond cutlayer's core is loaded when one of them is called: pip install cutlayer[net].
+The extra packages they need (pip install cutlayer[net]) are imported when one of them is called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def serve(
     watch: Callable[[Service], None] | None = None,
     **training: Any,
 ) -> Result:
-    """Train `model` with clients that `cl.join`: `train`, but for the clients, which are on other machines.
+    """Train `model` with clients on other machines, which take part by `cl.join`; everything else is as in `train`.
 
     test       as in `train`: (x, y) or a dataset for the global model. Without one, `example`: a few rows like the
                clients', with labels, to try the model on
@@ -81,7 +81,7 @@ def join(
     insecure: bool = False,
     say: Say = lambda line: None,
 ) -> Joined:
-    """Take part in the training of `cl.serve`, until it ends.
+    """Take part in a training that `cl.serve` has started, until it ends.
 
     server     HOST:PORT
     data       (x, y) or a map-style dataset: what this client holds, and never sends

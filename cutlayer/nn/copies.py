@@ -1,7 +1,7 @@
-"""Copies of modules, faster than `copy.deepcopy` alone makes them.
+"""Copy modules, faster than `copy.deepcopy` alone does.
 
-A module holds about a dozen dictionaries of hooks, nearly always empty, and `copy.deepcopy` takes most of its time over
-those. Here it finds them copied already; whatever else a module holds is copied as always.
+A module holds about a dozen dictionaries of hooks, nearly always empty, and `copy.deepcopy` spends most of its time on
+them. Here its memo already contains their copies; everything else in a module is copied as usual.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def twin(module: M) -> M:
-    """A copy that shares nothing with the module."""
+    """Return a copy that shares nothing with the module."""
     return copy.deepcopy(module, _copied([module]))
 
 
 def twins(modules: Sequence[nn.Module], shared: Iterable[Tensor] = ()) -> list[nn.Module]:
-    """Copies of modules that may share tensors with each other; those in `shared` they share with the originals."""
+    """Return copies of modules that may share tensors with each other; the tensors in `shared` are not copied."""
     return copy.deepcopy(list(modules), {**_copied(modules), **{id(tensor): tensor for tensor in shared}})
 
 
 def _copied(modules: Iterable[nn.Module]) -> dict[int, object]:
-    """The memo of `copy.deepcopy`, with every empty dictionary and set of the modules in it."""
+    """Return a memo for `copy.deepcopy` that contains copies of all empty dictionaries and sets of the modules."""
     memo: dict[int, object] = {}
     for module in modules:
-        for part in module.modules() if isinstance(module, nn.Module) else ():  # whatever else: for others to refuse
+        for part in module.modules() if isinstance(module, nn.Module) else ():  # anything else is refused later
             for held in part.__dict__.values():
                 if type(held) in (dict, OrderedDict, set) and not held:
                     memo[id(held)] = type(held)()

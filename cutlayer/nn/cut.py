@@ -1,4 +1,4 @@
-"""Cutting a model in two.
+"""Cut a model in two.
 
 A model is an ordered list of blocks: an `nn.Sequential`, or any module with a `blocks` attribute whose forward
 applies them in order. `cut=L` gives the client blocks 0..L (block 0 is the stem) and the server the rest. Where labels
@@ -20,7 +20,7 @@ from cutlayer.nn.copies import twin
 from cutlayer.nn.nested import Inputs, each
 
 Cut = int | tuple[int, int]
-"""One block index, or (lo, hi) inclusive: redrawn every round."""
+"""One block index, or (lo, hi), both included: a new one is drawn every round."""
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -43,9 +43,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which blocks are whose, in the order in which their weights lie: the client's first, so that a cut is an offset.
+    """Which blocks are the client's and which the server's, in the order of their weights in the flat vector: the
+    client's come first, so that a cut is an offset.
 
-    `n` blocks, of which the last `tail` are the client's too: 1 where labels stay with it, otherwise 0.
+    `n` blocks, of which the last `tail` are the client's too: 1 where labels stay with the client, otherwise 0.
     """
 
     n: int
@@ -63,7 +64,7 @@ class Layout:
 
 
 def cut_range(cut: Cut, layout: Layout) -> tuple[int, int]:
-    """`cut` as an inclusive range of block indices, checked: the server keeps at least one block."""
+    """Return `cut` as an inclusive range of block indices; refuse one that leaves the server without a block."""
     ends, last = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut), layout.n - layout.tail - 2
     whole = len(ends) == 2 and all(is_whole(c) for c in ends)
     stays = " (the last block stays with the client, and the server has at least one)" if layout.tail else ""
@@ -73,8 +74,8 @@ def cut_range(cut: Cut, layout: Layout) -> tuple[int, int]:
 
 
 def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
-    """Refuse a parameter or buffer that two of the parts would hold, with a cut in lo..hi: front, back, and the last
-    block where it is a part of its own."""
+    """Refuse a parameter or buffer that two parts would share with a cut in lo..hi; the parts are the front, the back,
+    and the tail if there is one."""
     names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
     first: dict[int, int] = {}
     blocks = blocks_of(model)
@@ -90,13 +91,13 @@ def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
 
 
 def device_of(blocks: Sequence[nn.Module]) -> torch.device:
-    """Where the first tensor of the blocks is."""
+    """The device of the blocks' first tensor; the CPU if they have none."""
     first = next((t for block in blocks for t in (*block.parameters(), *block.buffers())), None)
     return torch.device("cpu") if first is None else first.device
 
 
 def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
-    """The blocks applied one after another."""
+    """Apply the blocks one after another."""
     out: Any = x
     for block in blocks:
         out = block(out)
@@ -104,7 +105,7 @@ def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
 
 
 def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
-    """Stand-alone copies of the front (blocks 0..cut) and of the back."""
+    """Return stand-alone copies of the front (blocks 0..cut) and of the back."""
     blocks = blocks_of(model)
     lo, hi = cut_range(cut, Layout(len(blocks)))
     refuse_shared(model, lo, hi)
@@ -113,13 +114,13 @@ def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
-    """The two halves as one model again (sharing their parameters)."""
+    """Return the two halves as one model again, which shares their parameters."""
     return nn.Sequential(*front, *back)
 
 
 @torch.no_grad()
 def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tensor:
-    """Output on a few rows in inference mode; refuses a model that a cut in lo..hi would change or cannot cut."""
+    """Return the output on a few rows in inference mode; refuse a model that a cut in lo..hi would change or break."""
     mine = twin(model).eval()
     with OwnRandomness():
         whole = mine(each(x, torch.clone))

@@ -4,9 +4,9 @@
     b  [e]  the floating buffers (BatchNorm's running statistics)
     i  [c]  the int64 buffers (BatchNorm's batch counters)
 
-Frozen parameters and other buffers are constants: they stay in the blocks and never move.
-Broadcasting is one copy, averaging and momentum are one expression on rows. The kernels of a convolution lie in
-`channels_last` order in the vector, so that no step has to reorder them.
+Frozen parameters and other buffers are constants: they stay in the blocks and are in no vector.
+Broadcasting is one copy; averaging and momentum are one expression on rows. A vector holds the kernels of a
+convolution in `channels_last` order, so that no step has to reorder them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cutlayer.nn.copies import twins
 from cutlayer.nn.cut import blocks_of, in_order
 from cutlayer.nn.nested import Inputs
 
-FEW = 16  # channels; 2 to 7 were seen to fail
+FEW = 16  # input channels; fewer are not safe: 2 to 7 were seen to fail
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
 
@@ -41,7 +41,7 @@ class Vectors(NamedTuple):
         return Vectors(*(v.clone() for v in self))
 
     def split(self, at: Vectors | tuple[int, int, int]) -> tuple[Vectors, Vectors]:
-        """The two halves at an offset, as views."""
+        """Return the two halves at an offset, as views."""
         pairs = [(v[:o], v[o:]) for v, o in zip(self, at, strict=True)]
         return Vectors(*(p[0] for p in pairs)), Vectors(*(p[1] for p in pairs))
 
@@ -51,7 +51,7 @@ class Vectors(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """One tensor's place in a vector, and every (module, attribute) that reads it."""
+    """One tensor's place in a vector, and every (module, attribute) that uses it."""
 
     start: int
     stop: int
@@ -60,7 +60,7 @@ class Slot(NamedTuple):
     places: list[tuple[nn.Module, str]]
 
     def of(self, vectors: Tensor) -> Tensor:
-        """Its part of a vector [d], or of rows [n, d], in its own shape."""
+        """Return this tensor's part of a vector [d], or of rows [n, d], in the tensor's shape."""
         part = vectors[..., self.start : self.stop]
         lead = part.shape[:-1]
         if not self.last:
@@ -70,7 +70,7 @@ class Slot(NamedTuple):
 
 
 class Views(NamedTuple):
-    """One row (or several, stacked), seen as the tensors a module computes with, and where their gradients go."""
+    """Views of one row (or of several, stacked): the tensors that modules compute with, and where gradients go."""
 
     w: list[nn.Parameter]
     b: list[Tensor]
@@ -80,18 +80,18 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """How the blocks compute: what they draw, and whether their forward runs in a shorter type where torch says it may
-    (what comes out has the model's own)."""
+    """How the blocks compute: what they draw at random, and the shorter dtype, if any, of an autocast forward (its
+    output has the model's dtype)."""
 
     randomness: Randomness = "own"
     autocast: torch.dtype | None = None
 
 
 class Half:
-    """Some blocks as a function of rows. It takes the blocks over: they compute with whatever row is bound.
+    """Some blocks as a function of rows. It takes over the blocks: they compute with the row that is bound to them.
 
-    `stages`: the places of blocks that are computed one after another. Usually there is one stage, of all of them; a
-    half that is the front and the last block of a model has two.
+    `stages`: groups of blocks, by their places; the blocks of a stage are computed one after another. Usually all
+    blocks are one stage; a half that consists of the front and the tail of a model has two.
     """
 
     def __init__(
@@ -140,14 +140,14 @@ class Half:
         return w, b, i
 
     def zeros(self, *rows: int) -> Vectors:
-        """Vectors of this half (or [rows, ...] of them), zero."""
+        """Return vectors of this half (or [rows, ...] of them), filled with zeros."""
         made = (
             torch.zeros(*rows, n, dtype=t, device=self.device) for n, t in zip(self.sizes, self.dtypes, strict=True)
         )
         return Vectors(*made)
 
     def read(self) -> Vectors:
-        """A copy of what the blocks hold now."""
+        """Return a copy of what the blocks hold now."""
         out = self.zeros()
         for vector, slots in zip(out, self.slots, strict=True):
             for slot in slots:
@@ -164,13 +164,13 @@ class Half:
                 getattr(module, name).copy_(slot.of(vector))
 
     def views(self, row: Vectors, g: Tensor | None = None) -> Views:
-        """Leaves that alias `row` (a vector, or rows): they see every later change of it. `g`: for their gradients."""
+        """Return views that share memory with `row` (a vector, or rows). `g`: the vector or rows for gradients."""
         w, b, i = ([slot.of(v) for slot in slots] for v, slots in zip(row, self.slots, strict=True))
         leaves = [nn.Parameter(t, requires_grad=g is not None) for t in w]
         return Views(leaves, b, i, [] if g is None else [slot.of(g) for slot in self.slots[0]])
 
     def bind(self, views: Views) -> None:
-        """Let the blocks compute with these tensors."""
+        """Make the blocks compute with these tensors."""
         if self._bound is views:
             return
         tensors: Sequence[Sequence[Tensor]] = views[:3]
@@ -181,11 +181,11 @@ class Half:
         self._bound = views
 
     def unbind(self) -> None:
-        """Forget what is bound: the next call binds anew."""
+        """Forget what is bound, so that the next call binds again."""
         self._bound = None
 
     def __call__(self, x: Inputs, views: Views, stage: int = 0) -> Tensor:
-        """The output of a stage's blocks, computed in this thread's own copy of them."""
+        """Compute the output of a stage in this thread's own copy of the blocks."""
         here = self.here()
         here.bind(views)
         out = here.apply(x, stage)
@@ -195,7 +195,7 @@ class Half:
         return out
 
     def apply(self, x: Inputs, stage: int = 0) -> Tensor:
-        """A stage's blocks in order, with whatever is bound."""
+        """Apply a stage's blocks in order, with the tensors that are bound."""
         blocks = [self.blocks[place] for place in self.stages[stage]]
         if self.style.autocast is None:
             return in_order(blocks, x)
@@ -204,7 +204,7 @@ class Half:
         return out.to(self.dtypes[0]) if out.is_floating_point() else out
 
     def leaves(self, views: Views, stage: int) -> Views:
-        """What a stage learns, and where its gradients go."""
+        """The parameters of a stage, and where their gradients go."""
         if len(self.stages) == 1:
             return views
         ends = [0, *(end[0] for end in self.ends)]
@@ -213,7 +213,7 @@ class Half:
         return Views([views.w[i] for i in mine], [], [], [views.g[i] for i in mine])
 
     def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
-        """The bound buffers that a block has replaced instead of writing into them."""
+        """Yield the bound buffers that a block has replaced instead of writing into them."""
         for tensors, slots in ((views.b, self.slots[1]), (views.i, self.slots[2])):
             for tensor, slot in zip(tensors, slots, strict=True):
                 module, name = slot.places[0]
@@ -221,8 +221,8 @@ class Half:
                     yield tensor, module, name
 
     def here(self) -> Half:
-        """This half in this thread: modules of its own to bind, every tensor shared."""
-        if self._template is None:  # for other threads: what runs may leave things in modules
+        """Return this thread's copy of the half: separate modules to bind, with the same tensors."""
+        if self._template is None:  # copy it for other threads now: a forward may leave things in modules
             self._template = _twin_of(self.blocks)
         found = self._twins.get(threading.get_ident())
         if found is None:
@@ -258,12 +258,12 @@ class Rows:
         return len(self.views)
 
     def fill(self, start: Vectors, n: int) -> None:
-        """The first n rows become copies of `start`."""
+        """Make the first n rows copies of `start`."""
         for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
             rows[:n] = vector
 
     def put(self, j: int, start: Vectors) -> None:
-        """Row j becomes a copy of `start`."""
+        """Make row j a copy of `start`."""
         for rows, vector in zip((self.w, self.b, self.i), start, strict=True):
             rows[j] = vector
 
@@ -271,7 +271,7 @@ class Rows:
         return Vectors(self.w[j], self.b[j], self.i[j])
 
     def forward(self, j: int, x: Inputs, stage: int = 0) -> Tensor:
-        """The half's output with row j."""
+        """Compute the half's output with row j."""
         return self.half(x, self.views[j], stage)
 
     def leaves(self, j: int, stage: int = 0) -> Views:
@@ -285,8 +285,8 @@ def differentiate(
     inputs: Sequence[Tensor] = (),
     again: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `out` into the gradient rows of `parts`, replacing what was there; those of `inputs` given back.
-    `again`: there will be another gradient to go on from."""
+    """Write the gradients of `out` into the gradient rows of `parts`, replacing what was there; return those of
+    `inputs`. `again`: keep the graph for another backward pass."""
     wanted = [*(leaf for part in parts for leaf in part.w), *inputs]
     places = [place for part in parts for place in part.g]
     learns = wanted and out.requires_grad  # a front may have no parameters
@@ -298,8 +298,11 @@ def differentiate(
 
 
 def half(model: nn.Module, which: Sequence[int], device: torch.device, style: Style | None = None) -> Half:
-    """These blocks of the model, as their weights shall lie, in modules of their own and in training mode; nothing must
-    run the model itself. Neighbours are one stage. Its vectors have the dtypes of the whole model."""
+    """Return the half of a model that consists of the blocks `which`, given in the order of their weights.
+
+    It has separate modules, in training mode; the model itself is their template and must not be run. Consecutive
+    blocks are one stage. The vectors have the dtypes of the whole model.
+    """
     blocks = blocks_of(model)
     template = [blocks[index] for index in which]
     stages: list[list[int]] = []
@@ -316,9 +319,11 @@ def half(model: nn.Module, which: Sequence[int], device: torch.device, style: St
 
 
 def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
-    """Two of torch's channels_last kernels write past their end (seen in 2.13 on a CPU): that of a strided 1x1
-    convolution of a few channels, and that of GroupNorm where its input needs no gradient. A model that has such a
-    layer keeps the plain order."""
+    """Whether the blocks can use channels_last order. If not, the model keeps the plain order.
+
+    Two of torch's channels_last kernels write past the end of their memory (seen in 2.13 on a CPU): that of a strided
+    1x1 convolution of a few channels, and that of GroupNorm if its input needs no gradient.
+    """
 
     def breaks(module: nn.Module) -> bool:
         if not isinstance(module, nn.Conv2d):
@@ -330,7 +335,7 @@ def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
 
 
 def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Other modules; the tensors that will be bound are the same, constants are copied."""
+    """Return copies of the blocks that share the tensors to be bound; constants are copied."""
     return twins(blocks, shared=(t for block in blocks for _, _, t in _tensors(block) if _kind(t) is not None))
 
 
@@ -353,7 +358,7 @@ def _kind(tensor: Tensor) -> int | None:
 
 
 def _dtypes(blocks: Sequence[nn.Module]) -> Dtypes:
-    """Of parameters, floating buffers and counters."""
+    """The dtypes of parameters, floating buffers and counters."""
     tensors = [(_kind(t), t.dtype) for block in blocks for _, _, t in _tensors(block)]
     w, b, i = ({dtype for kind, dtype in tensors if kind == this} for this in range(3))
     parameters = _one(w, torch.get_default_dtype())

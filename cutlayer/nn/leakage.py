@@ -1,4 +1,4 @@
-"""What the activations at a cut give away: distance correlation between input and activation (Székely et al. 2007).
+"""What the activations at a cut reveal: the distance correlation of input and activation (Székely et al. 2007).
 
 0 if they are independent, 1 if one is the other, scaled and rotated. For samples x_i, a_i:
 
@@ -28,7 +28,7 @@ def distance_correlation(x: Tensor, a: Tensor) -> float:
 
 @torch.no_grad()
 def leakage(model: nn.Module, x: Tensor) -> list[float]:
-    """dCor between the rows `x` and what each block puts out, in inference mode."""
+    """Return the dCor between the rows `x` and the output of each block, in inference mode."""
     found = []
     was = model.training
     with OwnRandomness():
@@ -42,10 +42,10 @@ def leakage(model: nn.Module, x: Tensor) -> list[float]:
 
 
 def _distances(x: Tensor) -> Tensor:
-    """Euclidean; between integer codes, as if each were one of so many symbols: the root of how many differ."""
+    """Euclidean distances between rows; between rows of integer codes, the root of how many codes differ."""
     flat = x.flatten(1)
     if not x.is_floating_point():
-        return torch.stack([(row != flat).sum(dim=1) for row in flat]).double().sqrt()  # row by row: n*n*length is much
+        return torch.stack([(row != flat).sum(dim=1) for row in flat]).double().sqrt()  # row by row to save memory
     return torch.cdist(flat.double(), flat.double())
 
 

@@ -1,4 +1,7 @@
-"""What each block costs and puts out for one sample: multiply-accumulates forward (training: three times that)."""
+"""The cost of each block for one sample, in multiply-accumulates (MACs) of its forward, and the size of its output.
+
+Training takes three times the MACs of the forward.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ FORMULAS: dict[Any, Any] = {
 
 
 class Shape(NamedTuple):
-    """Of each block, for one sample: MACs forward, and elements of its output."""
+    """For each block and one sample: the MACs of the forward, and the elements of the output."""
 
     macs: list[int]
     elements: list[int]
 
     def folded(self, tail: int) -> Shape:
-        """Where the last `tail` blocks are the client's too: they count with the first, and what goes into them travels
-        with what comes out of the front."""
+        """Return the shape with the last `tail` blocks, which are the client's too, folded into the others: their MACs
+        count with the first block, and their input is sent in addition to the output of the front."""
         if not tail:
             return self
         macs, elements = self.macs[:-tail], self.elements[:-tail]
@@ -38,7 +41,7 @@ class Shape(NamedTuple):
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up multiply-accumulates by torch's own formulas. (torch's counter watches the modules of all threads.)"""
+    """Adds up MACs with torch's formulas. (torch's own counter is not used: it watches the modules of all threads.)"""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,12 +55,12 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         formula = FORMULAS.get(func._overloadpacket)
         if formula is not None:
-            self.macs += formula(*args, **(kwargs or {}), out_val=out) // 2  # it counts both, multiply and add
+            self.macs += formula(*args, **(kwargs or {}), out_val=out) // 2  # it counts multiply and add as two
         return out
 
 
 def shape_of(model: nn.Module, x: Inputs) -> Shape:
-    """The blocks' costs and sizes, measured on the rows `x` in training mode."""
+    """Measure the blocks' costs and output sizes on the rows `x` in training mode."""
     counts, elements, rows = [], [], length(x)
     with OwnRandomness():
         for block in blocks_of(twin(model).train()):
@@ -71,7 +74,8 @@ def shape_of(model: nn.Module, x: Inputs) -> Shape:
 
 
 class _Recurrent:
-    """Recurrent layers by formula, less what the counter sees of them: all or nothing, by kind, type and device."""
+    """Counts recurrent layers by formula, less what the counter has already counted of them, which depends on the kind
+    of layer, the dtype and the device."""
 
     def __init__(self, block: nn.Module, counter: _Counter) -> None:
         self.macs, self._counter = 0, counter

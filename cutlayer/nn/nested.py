@@ -1,4 +1,4 @@
-"""What a model takes: one tensor, or several by name."""
+"""The inputs of a model: one tensor, or several by name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Inputs = Tensor | dict[str, Tensor]
 
 
 def each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The change applied to every tensor."""
+    """Apply `change` to every tensor."""
     return change(x) if isinstance(x, Tensor) else {name: change(tensor) for name, tensor in x.items()}
 
 
 def ordered(x: Inputs, last: bool) -> Inputs:
-    """A batch in the order of memory the model computes in, whatever its own: images channels last, or all plain."""
+    """Return a batch in the memory order that the model computes in: images channels_last if `last`, the rest plain."""
 
     def one(tensor: Tensor) -> Tensor:
         images = last and tensor.ndim == 4
@@ -35,14 +35,14 @@ def length(x: Inputs) -> int:
 
 
 def describe(x: Inputs) -> str:
-    """Shapes of one row, for errors."""
+    """The shapes of one row, for error messages."""
     if isinstance(x, Mapping):
         return "{" + ", ".join(f"{name}: {tuple(t.shape[1:])}" for name, t in x.items()) + "}"
     return str(tuple(x.shape[1:]))
 
 
 def kind(x: Inputs) -> object:
-    """What two batches have in common if a model takes both: names, shapes of a row, dtypes."""
+    """The names, row shapes and dtypes of a batch: a model that takes one batch takes all of the same kind."""
     if isinstance(x, Mapping):
         return tuple((name, t.shape[1:], t.dtype) for name, t in sorted(x.items()))
     return x.shape[1:], x.dtype

@@ -1,8 +1,7 @@
-"""Many copies of a half in one graph: torch.func.vmap over their rows. It pays for small models, and on a GPU.
+"""Several copies of a half in one graph: torch.func.vmap over their rows. It is faster for small models and on a GPU.
 
-Rows are used where they lie, so those of a stack are neighbours. BatchNorm's statistics are copied and copied back:
-vmap would lose what it writes into parts of a longer row. What vmap cannot do, `unstackable` finds out beforehand by
-trying it.
+Rows are used in place, so the rows of a stack must be neighbours. BatchNorm's statistics are copied out and back: vmap
+would lose what it writes into parts of a longer row. `unstackable` tries beforehand whether vmap can compute a half.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from cutlayer.nn.nested import Inputs, each
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE = 10
-"""Rows of a stack on a CPU: enough to share the cost of a call, few enough for several threads to have some each."""
+"""Rows of a stack on a CPU: enough to share the cost of a call, few enough to leave stacks for several threads."""
 
-_SAYING = threading.Lock()  # warnings are caught for all threads: one must not put back what another has changed
-KEEP = 256  # stacks that are kept for later steps: views, and copies of the buffers
+_SAYING = threading.Lock()  # catch_warnings changes the filters of all threads, so one at a time may use it
+KEEP = 256  # stacks kept for later steps; each holds views, and copies of the buffers
 
 
 class Stack:
-    """Some neighbouring rows of a half as one."""
+    """Neighbouring rows of a half, computed together."""
 
     def __init__(self, rows: Rows, which: Sequence[int]) -> None:
         self.rows, self._at = rows, slice(which[0], which[-1] + 1)
@@ -40,7 +39,7 @@ class Stack:
         self.views = Views(leaves, b, i, g)
 
     def forward(self, x: Inputs) -> Tensor:
-        """[n, batch, ...] through the half, the copy in row j on x[j]."""
+        """Compute the output for x [n, batch, ...]: that of x[j] with row j of the stack."""
         for mine, theirs in self._buffers():
             mine.copy_(theirs[self._at])
         half = self.rows.half.here()
@@ -61,7 +60,7 @@ class Stack:
         return out
 
     def _buffers(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each buffer here, and where it is kept, of all rows."""
+        """Yield each buffer of this stack together with the buffer of all rows that it is a copy of."""
         for kind, rows, slots in zip(
             (self.views.b, self.views.i), (self.rows.b, self.rows.i), self.rows.half.slots[1:], strict=True
         ):
@@ -69,7 +68,7 @@ class Stack:
 
 
 class Stacks:
-    """The stacks of some rows, made once for each set that steps together."""
+    """The stacks over some rows; each set of rows that steps together gets its stack once."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -87,7 +86,7 @@ class Stacks:
 
 
 def together(rows: Sequence[int], samples: Sequence[int], size: int) -> list[list[int]]:
-    """Which places go into one stack: neighbouring rows with batches of one size, none across a multiple of `size`."""
+    """Group places into stacks: neighbouring rows with batches of one size, none across a multiple of `size`."""
     if size == 1:
         return [[place] for place in range(len(rows))]
     groups: list[list[int]] = []
@@ -102,7 +101,7 @@ def together(rows: Sequence[int], samples: Sequence[int], size: int) -> list[lis
 
 
 def stacked(batches: Sequence[Inputs]) -> Inputs:
-    """Batches of one shape as one, [n, batch, ...]."""
+    """Return batches of one shape as one, [n, batch, ...]."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.stack([batch for batch in batches if isinstance(batch, Tensor)])
@@ -118,7 +117,7 @@ def each_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
 
 
 def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | None:
-    """Why a half cannot be stacked, found by trying it on one batch with two rows; None: it can."""
+    """Return why a half cannot be stacked, found by trying it on one batch with two rows; None if it can."""
     modules = [module for block in half.blocks for module in block.modules()]
     if any(isinstance(module, nn.RNNBase) for module in modules):
         return "vmap has no rule for recurrent layers"
@@ -146,12 +145,12 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
                 return "vmap has no rule for one of its operations"
             after = [row.clone() for row in (rows.g[1], rows.b[1])]
             if autocast:
-                # as another half may hand it on
+                # the input may come from another half in bfloat16
                 short = each(x, lambda t: t.bfloat16() if t.is_floating_point() else t)
                 with torch.autocast(half.device.type, torch.bfloat16):
                     stack.forward(stacked([x, x]))
                     stack.forward(stacked([short, short]))
-        except Exception as error:  # whatever vmap or a model of the user's may raise
+        except Exception as error:  # vmap and a user's model may raise anything
             return str(error).splitlines()[0]
         finally:
             half.unbind()

@@ -1,4 +1,4 @@
-"""Adaptive moments, with weight decay in the gradient or apart from it; they equal torch.optim.Adam and AdamW."""
+"""Adam and AdamW; they compute the same as torch.optim.Adam and torch.optim.AdamW."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weighted mean of many halves, wherever they are: in this process, or spread over ranks."""
+"""The weighted mean of many halves, in this process or spread over ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cutlayer.nn.flat import Vectors
 
 
 class Mean:
-    """sum_j p_j row_j in the order the rows are added (in single precision at least); counters by their maximum.
+    """sum_j p_j row_j, in the order the rows are added and at least in single precision; of counters, the maximum.
 
-    Rows may be added in several groups; where they are spread over ranks, each adds its own once, in one group.
+    Rows may be added in several groups. Where they are spread over ranks, every rank calls `add` exactly once.
     """
 
     def __init__(self, like: Vectors, workers: Workers, processes: ProcessGroup) -> None:
@@ -42,7 +42,7 @@ class Mean:
             self.processes.add_up([total], visit, self.workers)()
 
     def scale(self, factor: float) -> None:
-        """Where the weights did not add up to 1."""
+        """Multiply by a factor, where the weights did not add up to 1."""
         self.w.mul_(factor)
         self.b.mul_(factor)
 
@@ -54,14 +54,14 @@ class Mean:
 def average(
     rows: Sequence[Vectors], p: Sequence[float], like: Vectors, workers: Workers, processes: ProcessGroup
 ) -> Vectors:
-    """The mean of rows that are all there. `like`: a vector of their kind, for a rank that has none of them."""
+    """The weighted mean of these rows. `like`: vectors of the same shapes and types, for a rank without rows."""
     mean = Mean(like, workers, processes)
     mean.add(rows, p)
     return mean.value
 
 
 def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, processes: ProcessGroup) -> float:
-    """The mean distance of all ranks' rows to their center."""
+    """The mean distance of the rows of all ranks from their center."""
 
     def squares(at: slice) -> list[float]:
         away = (row.w[at] - center.w[at] for row in rows)

@@ -29,8 +29,8 @@ class Staleness:
     `stale_offset` 1: the first reuse weighs 2^alpha (the poster); 0: it weighs 1 (the literal zero-based reading).
     `hist_norm` "count": divide by |A| + |H| (the paper); "weights": by |A| + sum of s.
     `rebias_history`: rescale Adam's stale moments by (1 - b^t) / (1 - b^t_j), t_j being their age in steps.
-    `adaptive`: ours, not the paper's. s is the cosine of the stale momentum with the fresh average, zero where they
-    point apart, instead of a power of the age: what still points the same way still counts. (Adam: the first moment's.)
+    `adaptive`: ours, not the paper's. s is not a power of the age but the cosine between the stale momentum and the
+    average of the fresh ones (Adam: of the first moments), or 0 where the cosine is negative.
     """
 
     alpha: float = -0.1
@@ -51,27 +51,27 @@ class Staleness:
         return float((k - k_j + self.stale_offset) ** self.alpha)
 
     def total(self, active: int, weights: Sequence[float]) -> float:
-        """What Eq. 5 divides by."""
+        """The divisor of Eq. 5."""
         return active + (len(weights) if self.hist_norm == "count" else math.fsum(weights))
 
     def faded(self, k: int, k_j: int, m_j: Sequence[Tensor], fresh: Sequence[Tensor]) -> float:
-        """The weight of a recorded momentum `m_j`, given the direction of the fresh ones."""
+        """The weight of a recorded momentum `m_j`; `fresh` is the sum of the fresh ones."""
         return cosine(m_j[0], fresh[0]) if self.adaptive else self.weight(k, k_j)
 
     def rebias(self, beta: float, k: int, k_j: int) -> float:
-        """The factor that brings a stale, bias-corrected moment to today's correction."""
+        """The factor that fits a stale moment to Adam's bias correction at step k; 1 unless `rebias_history` is set."""
         if not self.rebias_history or beta == 0:
             return 1.0
         return float((1 - beta ** (k + 1)) / (1 - beta ** (k_j + 1)))
 
 
 class Fusion:
-    """m_bar of momenta that are given in full, step by step; whoever is absent from a step has finished."""
+    """Computes m_bar from all momenta of each step; a client that is missing from a step has finished."""
 
     def __init__(self, staleness: Staleness, optimizer: Optimizer) -> None:
         self.staleness, self.k = staleness, -1
         self.corrected = optimizer.betas if isinstance(optimizer, LinearMoments) else (0.0,) * optimizer.moments
-        self.last: dict[int, tuple[int, list[Tensor]]] = {}  # j -> k_j, and what it contributed then
+        self.last: dict[int, tuple[int, list[Tensor]]] = {}  # j -> k_j, and its momentum at that step
 
     def __call__(self, momenta: Mapping[int, Sequence[Tensor]]) -> list[Tensor]:
         self.k += 1
@@ -127,10 +127,10 @@ class MomentumFusion:
 
     @torch.no_grad()
     def step(self, active: Iterable[int] | None = None) -> None:
-        """Step the optimizers named in `active` (None: all), then fuse. One that is left out has finished."""
+        """Step the optimizers in `active` (None: all), then fuse. One that is left out after a step has finished."""
         A = self._admit(range(len(self.optimizers)) if active is None else active)
         for j in A:
-            if self._k >= 0 and j not in self._last:  # it joins a round under way: with the fused momentum, as all do
+            if self._k >= 0 and j not in self._last:  # a late joiner starts with the fused momentum
                 self._give(j)
             self.optimizers[j].step()
         self._k += 1
@@ -165,7 +165,7 @@ class MomentumFusion:
                         value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this object remembers; the optimizers' own state_dicts are theirs to save."""
+        """Return the state of the fusion; save the optimizers' own state_dicts separately."""
         return {
             "k": self._k,
             "last": dict(self._last),
@@ -175,7 +175,7 @@ class MomentumFusion:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         keys = {"k", "last", "contribution", "m_bar"}
         expect(set(state) == keys, "state", sorted(state), f"the keys {', '.join(sorted(keys))}")
         known = range(len(self.optimizers))
@@ -218,7 +218,7 @@ class MomentumFusion:
                 tensor.zero_() if buffer is None else tensor.copy_(buffer)
 
     def _give(self, j: int) -> None:
-        """Write m_bar into optimizer j's buffers, making those that are missing; Adam's counter is the round's."""
+        """Write m_bar into optimizer j's buffers, creating missing ones, and set Adam's step counter to the round's."""
         for group in self.optimizers[j].param_groups:
             for parameter in group["params"]:
                 state = self.optimizers[j].state[parameter]
@@ -238,7 +238,7 @@ class MomentumFusion:
         return buffer if isinstance(buffer, Tensor) else None
 
     def _beta(self, j: int, i: int, name_index: int) -> float:
-        """The decay of Adam's moment; 0 (nothing to correct) for SGD."""
+        """The beta of Adam's moment; 0 for SGD, whose momentum has no bias correction."""
         for group in self.optimizers[j].param_groups:
             if any(p is self._parameters[j][i] for p in group["params"]):
                 return float(group["betas"][name_index]) if "betas" in group else 0.0
@@ -246,7 +246,7 @@ class MomentumFusion:
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """The cosine of the angle between two vectors; 0 where they point apart, or one is zero."""
+    """The cosine of the angle between two vectors; 0 where it is negative or a vector is zero."""
     length = float(one.norm()) * float(other.norm())
     return max(0.0, float(one @ other) / length) if length > 0 else 0.0
 
@@ -266,7 +266,7 @@ def _moment_names(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[str, ...
     kind = kinds.pop()
     if issubclass(kind, torch.optim.SGD):
         moments: tuple[str, ...] = ("momentum_buffer",)
-    elif issubclass(kind, torch.optim.Adam):  # AdamW is one
+    elif issubclass(kind, torch.optim.Adam):  # AdamW is a subclass
         moments = ("exp_avg", "exp_avg_sq")
     else:
         raise ContractError(f"optimizers = {kind.__name__}: expected torch.optim SGD, Adam or AdamW")

@@ -1,6 +1,6 @@
 """Lion (Chen et al., NeurIPS 2023): the sign of an interpolated momentum is the step.
 
-The direction comes from the *old* moment, and another interpolation of the same two is remembered.
+The step uses one interpolation of the *old* moment and the gradient; the new moment is another one.
 """
 
 from __future__ import annotations

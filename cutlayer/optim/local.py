@@ -22,23 +22,23 @@ Norm = Literal["joint", "half"]
 
 
 class Local(Protocol):
-    """What training needs of a local rule; FedProx and FedNAR are ones."""
+    """What a local rule must provide; FedProx and FedNAR are local rules."""
 
     @property
     def max_norm(self) -> float:
-        """A; infinity: nothing is clipped."""
+        """A, the largest norm of h; infinity: nothing is clipped."""
 
     @property
     def norm(self) -> Norm:
-        """Over which vector ||h|| is taken: both halves of a client together, or each half by itself."""
+        """What ||h|| is taken over: both halves of a client together ("joint"), or each half separately ("half")."""
 
     def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
-        """Add to the gradient, in place, before weight decay."""
+        """Add the rule's term to the gradient, in place, before weight decay."""
 
 
 @dataclass(frozen=True)
 class FedProx:
-    """A proximal term (Li et al. 2020): g <- g + mu*(w - w0). It is separable, so nothing more travels."""
+    """A proximal term (Li et al. 2020): g <- g + mu*(w - w0). It is separable, so nothing more is sent."""
 
     mu: float = 0.01
     max_norm: ClassVar[float] = math.inf
@@ -55,8 +55,8 @@ class FedProx:
 class FedNAR:
     """Gradient and weight decay clipped together (Li et al. 2023): h <- c*h.
 
-    `norm` "joint": ||h|| runs over both halves of a client, which costs one number each way and step, and equals the
-    method on the uncut model. "half": each side clips by the norm of its own half, and nothing more travels.
+    `norm` "joint": ||h|| is taken over both halves of a client. This equals the method on the uncut model, and sends
+    one number each way at every step. "half": each side clips by the norm of its own half, and nothing more is sent.
     """
 
     max_norm: float = 10.0
@@ -73,7 +73,7 @@ class FedNAR:
 
 @dataclass(frozen=True)
 class Rules:
-    """Several rules at once: all of them pull, and one of them at most clips what comes out."""
+    """Several rules at once: all of them add their terms, and at most one of them clips the result."""
 
     rules: tuple[Local, ...]
 
@@ -103,12 +103,12 @@ def fedprox_fednar(mu: float = 0.01, max_norm: float = 10.0, norm: Norm = "joint
 
 
 def parts_of(local: Local | None) -> tuple[Local, ...]:
-    """The single rules of a local rule."""
+    """The single rules that a local rule consists of."""
     return () if local is None else local.rules if isinstance(local, Rules) else (local,)
 
 
 def combined(rules: Sequence[Local]) -> Local | None:
-    """One local rule of several; None of none."""
+    """Combine several rules into one; None if there are none."""
     return Rules(tuple(rules)) if len(rules) > 1 else rules[0] if rules else None
 
 
@@ -129,13 +129,13 @@ def joint(rule: Local | None) -> bool:
 
 
 def squared(h: Tensor) -> Tensor:
-    """||h||^2, on the device of h: nobody waits for it."""
+    """||h||^2, left on the device of h so that nothing waits for it."""
     square: Tensor = h.norm().double().square()
     return square
 
 
 def clip(rule: Local, h: Tensor, square: Tensor) -> Tensor:
-    """h <- c*h, where `square` is ||h||^2 of whatever the norm runs over; whether c was below 1."""
+    """h <- c*h, in place; return whether c was below 1. `square`: ||h||^2, over one half or both as `norm` says."""
     c = rule.max_norm / (square.sqrt() + 1e-6)
     h.mul_(c.clamp(max=1).to(h.dtype))
     return c < 1

@@ -1,4 +1,4 @@
-"""What optimizers remember: the moments of many rows, and which rows step in one expression."""
+"""Optimizer memory: the moments of many rows, and which rows can step in one expression."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cutlayer.optim.optimizer import Optimizer
 
 
 class Moments(NamedTuple):
-    """What an optimizer remembers of one vector: its moments, and the steps since they were empty."""
+    """An optimizer's memory of one vector: its moments, and the number of steps since they were reset."""
 
     m: tuple[Tensor, ...]
     t: int
@@ -26,7 +26,7 @@ class Moments(NamedTuple):
         return sum(m.nbytes for m in self.m)
 
     def named(self) -> dict[str, Tensor]:
-        """As tensors with names, to be kept; `read` takes them back."""
+        """Return it as named tensors, for storage; `read` is the inverse."""
         return {**{f"moment{i}": m for i, m in enumerate(self.m)}, "t": torch.tensor(self.t)}
 
     @classmethod
@@ -43,17 +43,17 @@ class Memory:
         self.t = [0] * like.shape[0]
 
     def put(self, row: int, moments: Moments) -> None:
-        """Remember this in a row."""
+        """Write these moments into a row."""
         for mine, theirs in zip(self.moments, moments.m, strict=True):
             mine[row] = theirs
         self.t[row] = moments.t
 
     def get(self, row: int) -> Moments:
-        """What a row remembers, as views."""
+        """The moments of a row, as views."""
         return Moments(tuple(m[row] for m in self.moments), self.t[row])
 
     def reset(self, row: int | slice = slice(None)) -> None:
-        """Forget: moments zero, counters zero."""
+        """Set the moments and the step counters of these rows to zero."""
         for moment in self.moments:
             moment[row].zero_()
         rows = range(len(self.t))[row] if isinstance(row, slice) else [row]
@@ -62,7 +62,7 @@ class Memory:
 
 
 def runs(rows: Sequence[int], t: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Neighbouring rows with the same count of steps, a few at a time, as slices: what steps in one expression."""
+    """Yield slices of neighbouring rows with the same step count, which step in one expression, and that count."""
     start = 0
     for end in range(1, len(rows) + 1):
         full = end - start == TOGETHER

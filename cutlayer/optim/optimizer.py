@@ -1,11 +1,11 @@
-"""What an optimizer is: one update of a flat vector, direction and memory together (docs/algorithms.md).
+"""The interface of an optimizer: it updates a flat vector and its own memory together (docs/algorithms.md).
 
     regularise   g <- g + lam*w                     coupled weight decay, where an optimizer has it
     update       w and its moments m, from g        t = steps since the memory was reset, counting from 1
 
-Momentum fusion asks one thing more, how a step goes on from the fused momentum. An optimizer with one moment says it in
-`fused`: the step is taken, and the new moment takes the place of the gradient. One with more has moments that are
-linear in something of the gradient: `accumulate` adds that, and `betas` are the factors of the old moments.
+Momentum fusion needs one thing more: how a step continues from the fused momentum. An optimizer with one moment
+implements `fused`, which takes the step and overwrites the gradient with the new moment. With several moments, each new
+one must be beta*m + fresh(g): `betas` are the factors of the old moments, and `accumulate` adds fresh(g).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Decay = float | Callable[[int], float]
 
 
 class Optimizer(Protocol):
-    """What training needs of an optimizer; SGD, NAG, Adam, AdamW and Lion are ones."""
+    """What an optimizer must provide; SGD, NAG, Adam, AdamW and Lion are optimizers."""
 
     @property
     def lr(self) -> float: ...
@@ -35,17 +35,17 @@ class Optimizer(Protocol):
 
     @property
     def remembers(self) -> bool:
-        """Whether a step depends on those before it: without momentum there is nothing to fuse or to average."""
+        """Whether a step depends on earlier ones. If not, there is no momentum to fuse or to average."""
 
     @property
     def decoupled(self) -> bool:
-        """Whether weights decay apart from the gradient."""
+        """Whether weight decay acts on the weights directly and is not added to the gradient."""
 
     def regularise(self, g: Tensor, w: Tensor) -> None:
         """g <- g + lam*w, in place; nothing where the decay is decoupled."""
 
     def update(self, w: Tensor, g: Tensor, m: Sequence[Tensor], eta: float, t: int) -> None:
-        """Step t: w and m in place. All may be one vector, or several rows at once; `g` has been regularised."""
+        """Take step t: update w and m in place, one vector or several rows at once. `g` has been regularised."""
 
 
 @runtime_checkable
@@ -53,10 +53,10 @@ class OneMoment(Optimizer, Protocol):
     """An optimizer with one moment."""
 
     def past(self, m_bar: Tensor) -> Tensor:
-        """What `fused` needs of m_bar, once for all rows."""
+        """Return what `fused` needs of m_bar; it is called once for all rows."""
 
     def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
-        """Step t of rows whose moment is m_bar: w in place, and the new moment in the place of g."""
+        """Take step t of rows whose moment is m_bar: update w in place, and overwrite g with the new moment."""
 
 
 @runtime_checkable
@@ -65,7 +65,7 @@ class LinearMoments(Optimizer, Protocol):
 
     @property
     def betas(self) -> tuple[float, ...]:
-        """The factor of each old moment; they are corrected by 1 - beta^t."""
+        """The factor of each old moment. The bias of a moment is corrected by 1 - beta^t."""
 
     def accumulate(self, m: Sequence[Tensor], g: Tensor) -> None:
         """m <- m + fresh(g), in place."""
@@ -92,7 +92,7 @@ def check_rates(lr: float, weight_decay: float, decay: Decay) -> None:
 
 
 def check_betas(betas: Sequence[float]) -> tuple[float, float]:
-    """Two factors of moments, as a tuple."""
+    """Check the factors of two moments, and return them as a tuple."""
     two = isinstance(betas, tuple | list) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
     expect(two, "betas", betas, "two numbers in [0, 1)")
     return betas[0], betas[1]

@@ -1,4 +1,4 @@
-"""Gradient descent with momentum, Polyak's and Nesterov's; they equal torch.optim.SGD with dampening 0."""
+"""SGD with Polyak's or Nesterov's momentum; it computes the same as torch.optim.SGD with dampening 0."""
 
 from __future__ import annotations
 

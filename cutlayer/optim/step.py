@@ -1,4 +1,4 @@
-"""One optimizer step of several rows: regularised, remembered and applied in one pass over their vectors."""
+"""One optimizer step of several rows: local rule, weight decay and update in one pass over their vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutlayer.optim.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class Step:
-    """How rows step. `w0`: the weights that the round began with."""
+    """The settings of a step. `w0`: the weights at the start of the round."""
 
     local: Local | None
     optimizer: Optimizer
@@ -25,9 +25,9 @@ class Step:
 
 
 def optimizer_step(workers: Workers, how: Step, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
-    """Step these rows, each with its gradient row.
+    """Take one optimizer step in each of these rows.
 
-    A rule that clips needs the norm of the whole regularised gradient, so there the gradient is regularised already.
+    A rule that clips needs the norm of the whole regularised gradient, so the caller has regularised it already.
     """
     done = clips(how.local)
     for some, t in list(runs(which, memory.t)):

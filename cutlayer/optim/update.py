@@ -3,8 +3,8 @@
 W      the weights before the round        W_bar  the weighted mean of the clients' weights after it
 eta    the learning rate of the round, a number or (where the two sides differ) one for each weight
 
-`buffers` says what becomes of the clients' optimizer memory: "reset", it starts the next round empty; "average", its
-weighted mean starts the next round of whoever is selected.
+`buffers` says what happens to the clients' optimizer memory. "reset": every client starts the next round with empty
+memory; "average": every client starts the next round with the weighted mean.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Buffers = Literal["reset", "average"]
 
 
 class Update(Protocol):
-    """What happens to the mean of the halves. `buffers`, `weights` and `optimizer` may be left out."""
+    """Turns the averaged weights into the new ones. Attributes `buffers`, `weights` and `optimizer` are optional."""
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State, eta: Eta) -> Tensor:
-        """The new weights; `state` is the update's own, kept between rounds and checkpointed."""
+        """Return the new weights. `state` belongs to the update; it is kept between rounds and checkpointed."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class FedAvgM:
 class SlowMo:
     """Slow momentum (Wang et al. 2020): u <- beta*u + (W - W_bar)/eta; W <- W - lr*eta*u.
 
-    `lr` is the slow learning rate. `buffers`: what becomes of the local momentum, see above.
-    `weights` "samples": W_bar weighs clients by |D_j|, as all methods here; "uniform": by 1/m, as in the paper.
+    `lr` is the slow learning rate. `buffers`: what happens to the local momentum ("reset" or "average").
+    `weights` "samples": W_bar weighs clients by |D_j|, as all methods here do; "uniform": by 1/m, as in the paper.
     """
 
     lr: float = 1.0
@@ -88,8 +88,8 @@ class SlowMo:
 class FedNAG:
     """Federated Nesterov (Yang et al. 2022): weights *and* momentum are averaged and broadcast.
 
-    It brings Nesterov's local step with it: SGD becomes NAG. Under Adam and AdamW both moments are averaged, and the
-    step counter goes on.
+    It uses Nesterov's local step, so SGD becomes NAG. With Adam and AdamW both moments are averaged, and the step
+    counter continues.
     """
 
     buffers: ClassVar[Buffers] = "average"
@@ -98,7 +98,7 @@ class FedNAG:
         return W_bar
 
     def optimizer(self, given: Optimizer) -> Optimizer:
-        """The local optimizer this update needs, in place of the one given."""
+        """Return the local optimizer that this update needs, in place of the given one."""
         if type(given) is SGD:
             return NAG(given.lr, given.momentum, given.weight_decay, given.decay)
         return given

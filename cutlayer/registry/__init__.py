@@ -1,4 +1,4 @@
-"""Everything that has a name, and what may be said of it without loading it: torch is not imported here."""
+"""Tables of everything that users choose by name. They can be read without importing torch."""
 
 from __future__ import annotations
 

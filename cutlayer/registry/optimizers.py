@@ -1,4 +1,4 @@
-"""What happens to a gradient, and to the mean of the halves, by name."""
+"""Local rules, updates and optimizers by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server does in a round, by name; and what it costs.
+"""Schemes by name: what the server does in a round, and what that costs.
 
 m   the clients of a round       s   the size of the server half       o   moments of the optimizer (SGD 1, Adam 2)
 A   activations of a batch       Wc, W   the size of the client half, of the whole model

@@ -1,4 +1,4 @@
-"""The picture: learning curves, mean and band over seeds, and how far the server halves drift apart."""
+"""The figure of a comparison: learning curves (mean and range over seeds), and the drift of the server halves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cutlayer.engine.records import Round
 from cutlayer.report.summary import Row, Table
 
 COLORS = ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#aa3377", "#ee6677", "#bbbbbb", "#222222"]
-STYLES = ["-", "--", ":", "-."]  # another one each time the colours are used up
+STYLES = ["-", "--", ":", "-."]  # the next one each time the colours are used up
 
 
 def draw(table: Table) -> bytes:
-    """The figure as PNG."""
+    """Draw the figure, as PNG."""
     figure = matplotlib.figure.Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, row in enumerate(table.rows):
@@ -41,7 +41,7 @@ def draw(table: Table) -> bytes:
 
 
 def _band(axes: matplotlib.axes.Axes, row: Row, look: tuple[str, str], value: Callable[[Round], float | None]) -> None:
-    """Mean over seeds, with the range between the lowest and the highest seed."""
+    """Draw the mean over seeds, with the range from the lowest to the highest seed."""
     by_round: dict[int, list[float]] = {}
     for outcome in row.outcomes:
         for record in outcome.rounds:

@@ -1,4 +1,4 @@
-"""The picture of a partition: how much each client holds, of which classes, and how far from an even mixture."""
+"""The figure of a partition: how many rows each client holds, of which classes, and how uneven the mixture is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from cutlayer.data.parts import divergence
 
-SHOWN = 200  # clients in the heat map, and classes
+SHOWN = 200  # at most so many clients, and so many classes, in the heat map
 DOTS = 10_000
 COLOR = "#4477aa"
 
 
 def draw(counts: NDArray[np.int64], title: str) -> bytes:
-    """The figure as PNG, from how many rows of each class every client holds."""
+    """Draw the figure, as PNG; `counts`: how many rows of each class every client holds."""
     figure = matplotlib.figure.Figure(figsize=(13, 4.2), layout="constrained")
     figure.suptitle(title, fontsize=11)
     heat, sizes, skew = figure.subplots(1, 3, width_ratios=(1.4, 1, 1))

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page, the picture beside it as PNG."""
+"""The report: one self-contained HTML page, and the table and the figure as files beside it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUND_COLUMNS = ("n", "accuracy", "loss", "f1", "mcc", "participants", "skipped"
 
 
 def write(out: Path) -> tuple[Table, list[Path]]:
-    """Table, picture and page of a run or comparison, from what is on disk."""
+    """Write table, figure and page of a run or comparison, from its files; return the table and the paths."""
     figures = tabulate(gather(out))
     picture = curves.draw(figures)
     source = out / ("compare.toml" if (out / "compare.toml").exists() else "config.toml")
@@ -45,7 +45,7 @@ def write(out: Path) -> tuple[Table, list[Path]]:
 
 
 def page(title: str, figures: Table, picture: bytes, config: str) -> str:
-    """The HTML text."""
+    """Return the HTML text."""
     head = "".join(f"<th>{html.escape(h)}</th>" for h in table.headings(figures))
     body = "".join(_row(table.cells(row, figures)) for row in figures.rows)
     image = base64.b64encode(picture).decode()
@@ -69,7 +69,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _rounds(row: Row) -> str:
-    """Every round of every seed, folded away."""
+    """Return every round of every seed as HTML, collapsed."""
     parts = []
     for outcome in row.outcomes:
         head = "".join(f"<th>{name}</th>" for name in ROUND_COLUMNS)

@@ -1,4 +1,4 @@
-"""A run's simulated time counted again, from its journal: other devices, another cut, another clock. No training."""
+"""Count a run's simulated time again, from its journal: other devices, another cut, another clock. No training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cutlayer.simulation.devices import draw
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What is different; None: as it was in the run."""
+    """What to change; None: as in the run."""
 
     profile: str | None = None
     cut: int | None = None
@@ -28,10 +28,10 @@ class WhatIf:
 
 
 def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
-    """The rounds of a run with their simulated seconds counted anew.
+    """Return the rounds of a run with their simulated seconds counted again.
 
     What the clients did is taken from the journal: another profile does not change batch sizes that were regulated by
-    the old one, and another cut is assumed to learn as well.
+    the old one, and another cut is assumed to reach the same accuracy.
     """
     was, model = read_config(run), model_profile.read(run)
     if change.cut is not None:
@@ -41,7 +41,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
         was.count_sync if change.sync is None else change.sync,
         change.sequential or was.sequential,  # type: ignore[arg-type]  # Clock checks it
     )
-    clients = max((j + 1 for record in rounds for j in record.clients), default=0)  # a server learns who there are
+    clients = max((j + 1 for record in rounds for j in record.clients), default=0)  # remote ones may join later
     devices = draw(change.profile or was.profile, max(model.clients, clients, 1), was.seed, sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
     traits, whole = was.part("scheme").traits, sum(model.weights)

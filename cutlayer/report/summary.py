@@ -1,4 +1,4 @@
-"""The figures of a comparison: best accuracy, rounds to target, speed-up, bytes, seconds."""
+"""The numbers of a comparison: best accuracy, rounds to target, speed-up, bytes, seconds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError
 from cutlayer.experiment import comparison, config, journal, run_directory
 
-SHARE = 0.9  # of the baseline's best accuracy: the target
+SHARE = 0.9  # the target is this share of the baseline's best accuracy
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run."""
+    """What one run has written."""
 
     seed: int
     rounds: list[Round]
@@ -33,19 +33,19 @@ class Outcome:
         return statistics.fmean(scores) if scores else math.nan
 
     def time_to(self, target: float) -> float | None:
-        """The simulated seconds up to that round."""
+        """Return the simulated seconds until the accuracy is at least the target, or None."""
         needed = self.rounds_to(target)
         times = [r.sim_seconds for r in self.rounds[:needed]]
         return None if needed is None or None in times else math.fsum(t for t in times if t is not None)
 
     def rounds_to(self, target: float) -> int | None:
-        """The first round whose accuracy is at least the target."""
+        """Return the first round whose accuracy is at least the target, or None."""
         return next((r.n for r in self.rounds if r.accuracy is not None and r.accuracy >= target), None)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method."""
+    """The numbers of one method."""
 
     label: str
     best: float
@@ -56,7 +56,7 @@ class Row:
     speedup: float | None
     time_to_target: float | None  # simulated seconds, mean over seeds; None: not every seed reached it
     own: dict[str, float]  # with a test set per client: means over seeds, of the last round that tested everybody
-    bytes_per_client: float  # both ways, a round
+    bytes_per_client: float  # up and down, per round
     seconds: float  # mean over seeds
     outcomes: list[Outcome]
 
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A comparison's figures."""
+    """The numbers of a comparison."""
 
     rows: list[Row]
     baseline: str
@@ -82,7 +82,7 @@ OWN = ("accuracy", "f1", "mcc", "auc", "client_std", "worst_tenth")
 
 
 def _own(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """How clients fare with their own models on their own rows, where that was tested."""
+    """Return the scores of the clients' models on their own rows, where these were tested: means over seeds."""
     last = [next((r.series["all"] for r in reversed(o.rounds) if "all" in r.series), None) for o in outcomes]
     means = {}
     for name in OWN:
@@ -93,7 +93,7 @@ def _own(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 
 def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
-    """What the runs of a comparison, or a single run, have written so far."""
+    """Read what the runs of a comparison, or a single run, have written so far."""
     if (out / "compare.toml").exists():
         both = comparison.read(out)
         found = []
@@ -102,7 +102,7 @@ def gather(out: Path) -> list[tuple[str, list[Outcome]]]:
             found.append((m.label, [outcome(path, seed) for seed, path in runs if path.exists()]))
         return found
     if (out / "config.toml").exists():
-        seed = config.read(out / "config.toml").get("seed", 0)  # read, not parsed: its parts may not be known here
+        seed = config.read(out / "config.toml").get("seed", 0)  # not parsed: its parts may not be registered here
         return [(out.resolve().name, [outcome(out, int(seed))])]
     raise StoreError(f"{out} holds neither a run nor a comparison")
 
@@ -113,7 +113,7 @@ def outcome(path: Path, seed: int) -> Outcome:
 
 
 def tabulate(methods: Sequence[tuple[str, list[Outcome]]], target: float | None = None) -> Table:
-    """One row a method; the baseline is FedAvg where it takes part, else the first. `target`: instead of its 90 %."""
+    """Make one row per method. The baseline is FedAvg, else the first; `target`: None for 90 % of its best accuracy."""
     labels = [label for label, _ in methods]
     baseline = "FedAvg" if "FedAvg" in labels else labels[0]
     outcomes = dict(methods)
@@ -150,6 +150,6 @@ def _rounds_to(outcomes: Sequence[Outcome], target: float) -> float | None:
 
 
 def _mean_of_all(values: Sequence[float | None]) -> float | None:
-    """The mean, if none is missing."""
+    """Return the mean, or None if a value is missing."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -16,7 +16,7 @@ OWN = {"accuracy": "final", "f1": "F1", "mcc": "MCC", "auc": "AUC", "worst_tenth
 
 
 def headings(table: Table) -> tuple[str, ...]:
-    """The columns; a few more where clients were tested on rows of their own."""
+    """Return the column headings; a few more where clients were tested on rows of their own."""
     return (*HEADINGS, *(OWN[name] for name in _own(table)))
 
 
@@ -25,7 +25,7 @@ def _own(table: Table) -> list[str]:
 
 
 def cells(row: Row, table: Table) -> tuple[str, ...]:
-    """One row as text."""
+    """Return one row as text."""
     best = "-" if math.isnan(row.best) else f"{100 * row.best:.2f} ± {100 * row.best_std:.2f}"
     if row.diverged:
         best += f" ({row.diverged} diverged)"
@@ -42,7 +42,7 @@ def cells(row: Row, table: Table) -> tuple[str, ...]:
 
 
 def duration(seconds: float) -> str:
-    """Simulated time in the unit that reads best."""
+    """Return simulated time in the unit that reads best."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def caption(table: Table) -> str:
-    """What the columns mean."""
+    """Return what the columns mean."""
     seeds = max((len(row.outcomes) for row in table.rows), default=0)
     at = "" if math.isnan(table.target) else f", {100 * table.target:.2f} %"
     rows = "the clients' own rows" if _own(table) else "the test set"
@@ -80,7 +80,7 @@ def for_markdown(table: Table) -> str:
 
 
 def for_json(table: Table) -> str:
-    """The figures without the rounds; not-a-number becomes null."""
+    """Return the numbers as JSON, without the rounds; not-a-number becomes null."""
     rows = []
     for row in table.rows:
         plain = {key: value for key, value in asdict(row).items() if key != "outcomes"}

@@ -1,8 +1,8 @@
 """The schemes, and what an author of a new one needs (docs/architecture.md, examples/new_scheme.py).
 
-A scheme is a frozen dataclass with `traits`, what the engine has to know of it, and `open`, which begins a round. The
-session that `open` returns turns the smashed data of a wave into gradients at the cut, and hands back the server
-halves at the end. It computes with the `Server` that it is given.
+A scheme is a frozen dataclass with `traits`, which say what the engine must know, and `open`, which begins a round. The
+session that `open` returns turns the smashed data of a wave into gradients at the cut, and returns the server halves
+at the end. It computes with the `Server` that it is given.
 """
 
 from __future__ import annotations

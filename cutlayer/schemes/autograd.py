@@ -20,8 +20,11 @@ Message = Smashed | Attached
 
 
 class Passes:
-    """`size`: at most so many rows go through one graph; `stacks`: whether torch.func.vmap can do that for this half
-    (where it cannot, they go one after another and share only the backward pass)."""
+    """Passes through one half. `size`: how many rows at most go through one graph.
+
+    `stacks`: whether torch.func.vmap supports this half. If not, rows go forward one after another, and share only the
+    backward pass.
+    """
 
     def __init__(
         self, half: Half, loss: Loss, seed: int, workers: Workers | None = None, size: int = 1, stacks: bool = True
@@ -32,7 +35,7 @@ class Passes:
         self._writes = True  # whether the first block may write into its input
 
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
-        """g_j of every client into its row; dL/dA_j back, unless it has flowed on into a client of this process."""
+        """Write g_j of every client into its row, and return dL/dA_j (None if it went on into the front)."""
         which, groups = self.grouped(rows, row, smashed)
         done: dict[int, CutGrad] = {}
 
@@ -46,7 +49,7 @@ class Passes:
     def grouped(
         self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]
     ) -> tuple[list[int], list[list[int]]]:
-        """The rows of these clients, and which of them go through one graph."""
+        """The rows of these clients, and the groups of clients that go through one graph."""
         if not hasattr(self, "_made") or self._made.rows is not rows:
             self._made = Stacks(rows)
         which = [row[s.address.client] for s in smashed]
@@ -76,7 +79,7 @@ class Passes:
     def through(
         self, rows: Rows, which: list[int], smashed: Sequence[Message], a: Tensor
     ) -> tuple[Tensor, Stack | None]:
-        """The output of one row's pass, or of several in one graph; the stack they went through, if they did."""
+        """Return the output of one row, or of several in one graph, and the stack if vmap was used."""
         if len(smashed) == 1:
             return self.forward(rows, which[0], smashed[0].address, a), None
         if not self.stacks:
@@ -88,7 +91,7 @@ class Passes:
     def gradient(
         self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of one batch into rows.g[row]; that at the cut, and the loss, back."""
+        """Write the gradient of one batch into rows.g[row]; return the gradient at the cut and the loss."""
         leaf = a.detach().to(self.half.device).requires_grad_()
         with torch.enable_grad():
             out = self.forward(rows, row, where, leaf)
@@ -97,7 +100,10 @@ class Passes:
         return grad, loss.detach()
 
     def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        """Gradients at the cut alone, all through one row, frozen. Buffers that the passes move, move in order."""
+        """Return only the gradients at the cut; all clients pass through one row, whose weights are frozen.
+
+        If the half has buffers, the clients pass one after another, so that the buffers change in order.
+        """
         moves = any(self.half.sizes[1:])
         if moves:
             return [self._input_gradients(rows, row, [s])[0] for s in smashed]
@@ -138,12 +144,12 @@ class Passes:
         return forward_randomness(kind, self.seed, where.round, where.client, where.step, side)
 
     def _loss(self, where: Address, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The loss of one batch; a loss may draw random numbers too."""
+        """The loss of one batch; it has randomness of its own, since a loss may draw random numbers too."""
         with self._randomness(where, "loss"):
             return self.loss(out, y) if weight is None else self._weighted(out, y, weight)
 
     def _weighted(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """sum_s w_s*loss_s / sum_s w_s, from a loss that is a mean: samples of equal weight at a time."""
+        """sum_s w_s*loss_s / sum_s w_s. The loss is a mean, so it is taken of all samples of one weight at a time."""
         parts = []
         for w in torch.unique(weight):
             here = weight == w
@@ -154,8 +160,8 @@ class Passes:
 def inputs_of(
     smashed: Sequence[Message], device: torch.device
 ) -> tuple[Tensor, Tensor | None, list[Views], list[Tensor]]:
-    """What the half is applied to, the labels if they came, the fronts that learn with it, and the leaves whose
-    gradient is wanted."""
+    """Return the half's input, the labels if they were sent, the fronts in the same graph, and the leaves whose
+    gradients must be returned."""
     first = smashed[0]
     if isinstance(first, Attached):
         live = first.near.live([s.address.client for s in smashed])

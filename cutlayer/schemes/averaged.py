@@ -19,7 +19,7 @@ from cutlayer.schemes.base import Closed, Server, Session
 
 
 class Averaged:
-    """Another session, with the gradients of max(1, floor(share*m)) of its m clients averaged."""
+    """Wraps a session, and averages the gradients at the cut of max(1, floor(share*m)) of its m clients."""
 
     def __init__(self, inner: Session, server: Server, clients: Sequence[int], share: float) -> None:
         self.inner, self.samples = inner, server.samples
@@ -34,7 +34,7 @@ class Averaged:
 
 
 def averaged(replies: Sequence[CutGrad], active: set[int], samples: Mapping[int, int]) -> list[CutGrad]:
-    """The replies, those to active clients replaced by g_bar."""
+    """The replies, with the gradients of active clients replaced by g_bar."""
     theirs = [reply for reply in replies if reply.address.client in active]
     if not theirs:
         return list(replies)

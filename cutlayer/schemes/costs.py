@@ -1,7 +1,7 @@
 """What a scheme costs the server, measured: memory, compute and latency against the number of clients.
 
-A session of each scheme is opened with m clients and fed real activations; nothing here is a formula. It is the
-measured counterpart of Table 1 in the CycleSL paper.
+A session of a scheme is opened with m clients and computes on random activations; nothing here is a formula. It is
+the measured counterpart of Table 1 in the CycleSL paper.
 
 memory    the bytes a session holds, in server halves (weights, gradients, optimizer memory; not the activations)
 compute   client batches' worth of training that one step of every client costs the server (forward and backward)
@@ -34,7 +34,7 @@ from cutlayer.schemes.base import Server, Session
 from cutlayer.schemes.momentum import FusedMomentum
 from cutlayer.schemes.server import TRAINED, Opening, Rules
 
-STEPS = 3  # of every client: the first allocates, the others are measured
+STEPS = 3  # per client: the first one allocates, the others are measured
 FEATURES, CLASSES = 64, 10
 HOLDERS = (Rows, Memory, FusedMomentum)
 
@@ -53,7 +53,7 @@ class Cost:
 
 
 class Traced(Server):
-    """A server that writes down which copy of the half each pass went through."""
+    """A server that counts the passes through each copy of the half."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -74,14 +74,14 @@ class Traced(Server):
         return super().input_gradients(rows, row, smashed)
 
     def chain(self) -> int:
-        """The longest run of passes that had to wait for one another since the last call."""
+        """Return the longest chain of passes that had to wait for one another, since the last call."""
         longest = max(self.trained.values(), default=0) + self.looked
         self.trained, self.looked = {}, False
         return longest
 
 
 def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 256, depth: int = 4) -> Cost:
-    """One scheme with m clients: a wide perceptron's back half, on random activations."""
+    """Measure one scheme with m clients, on the back of a wide perceptron and random activations."""
     scheme = SCHEMES[name].make(**SCHEMES[name].fixed)
     cpu = torch.device("cpu")
     with OwnRandomness():
@@ -114,7 +114,7 @@ def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 25
 
 
 def retained(session: Session) -> int:
-    """The bytes of every tensor a session holds on to, each storage once; the server's own start not counted."""
+    """The bytes of all tensors that a session holds, each storage counted once; without the server's own."""
     seen: dict[int, int] = {}
     todo: list[Any] = list(vars(session).values())
     while todo:
@@ -132,7 +132,7 @@ def retained(session: Session) -> int:
 
 
 def _waves(order: str, clients: Sequence[int]) -> Iterator[Wave]:
-    """One step of every client."""
+    """The waves in which every client takes one step."""
     if order == "one_by_one":
         yield from (Wave((j,)) for j in clients)
     else:

@@ -1,6 +1,6 @@
-"""The CycleSL family: first train the server on everybody's features, then take the clients' gradients from it.
+"""The CycleSL family: first train the server on all clients' features, then take the clients' gradients from it.
 
-    B_f   all features of a wave, a data set of their own, resampled into batches that belong to no client
+    B_f   all features of a wave as one data set, resampled into batches that mix the clients
     E_s   server epochs over it        w_i   |D_i|, the weight of client i's samples in the server's loss
 
 The CycleSL paper's Algorithm 1 (docs/algorithms.md). The gradient at the cut comes from the *updated* server, frozen
@@ -35,8 +35,9 @@ class CycleSFL:
 
     `server_batch`: rows of a server step (None: the clients' batch size). `loss_weight` "samples": the server's loss
     weighs a sample by the size of its client, as the paper's code does; "uniform": as its text says.
-    `frozen_bn`: BatchNorm while the clients' gradients are taken. "train": the client's own statistics, and the running
-    ones move (the paper's code); "no_update": the same, but the running ones stay; "eval": the running ones are used.
+    `frozen_bn`: BatchNorm while the clients' gradients are computed. "train": it uses the batch's statistics, and
+    updates the running ones (the paper's code); "no_update": the same without the update; "eval": it uses the running
+    ones.
     """
 
     server_epochs: int = 1
@@ -70,7 +71,7 @@ class CycleSFL:
 
 @dataclass(frozen=True)
 class CyclePSL(CycleSFL):
-    """CycleSL over parallel split learning: every client keeps its own front. The paper's Algorithm 1 as it stands."""
+    """CycleSL over parallel split learning: every client keeps its own front. This is the paper's Algorithm 1."""
 
     carry: ClassVar[Carry] = "keep"
 
@@ -92,8 +93,8 @@ class CycleSGLR(CycleSFL):
 
 @dataclass(frozen=True)
 class CycleSSL:
-    """CycleSL over sequential split learning: one front from client to client; the server trains on one client's
-    batch at a time, so there is nothing to resample or to weigh."""
+    """CycleSL over sequential split learning: one front is passed on from client to client. The server trains on one
+    client's batch at a time, so there is nothing to resample or to weigh."""
 
     server_epochs: int = 1
     frozen_bn: FrozenBN = "train"
@@ -118,7 +119,7 @@ class CycleSSL:
 
 
 class Cycled:
-    """One round. `batch` None: all features of a wave in one server step, as they came."""
+    """One round. `batch` None: one server step on all features of a wave, in the order they came."""
 
     def __init__(self, server: Server, epochs: int, batch: int | None, weighted: bool, frozen_bn: FrozenBN) -> None:
         self.server, self.epochs, self.batch = server, epochs, batch
@@ -148,7 +149,7 @@ class Cycled:
                 if len(part) == 1 and len(y) > 1 and self._needs_two(f[part]):
                     continue
                 weight = w[part] if self.weighted else None
-                where = Address(server.round, EVERYBODY, self.taken)  # of what the forward draws, if it does
+                where = Address(server.round, EVERYBODY, self.taken)  # the address of the forward's randomness
                 self.taken += 1
                 server.gradient(rows, 0, where, f[part], y[part], weight)
                 server.step(rows, self.memory, [0])
@@ -180,7 +181,7 @@ class Cycled:
         rows = self.rows
         b, i = rows.b[0].clone(), rows.i[0].clone()
         try:
-            with OwnRandomness():  # what it draws is nobody's
+            with OwnRandomness():  # so that the trial does not change later draws
                 rows.forward(0, one)
         except ValueError:
             return True

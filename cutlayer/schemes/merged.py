@@ -28,10 +28,10 @@ SMOOTH = 1e-8
 
 @dataclass(frozen=True)
 class MergeSFL:
-    """Merged batches, with sizes regulated from each device's speed (`devices`; without them all are alike).
+    """Merged batches, with sizes set by each device's speed (`profile`; without one, all devices are alike).
 
-    `select` "random": whoever the round drew; "kl_greedy": of twice as many, those whose merged labels come nearest to
-    everybody's (which tells the server each client's label counts).
+    `select` "random": the clients drawn for the round; "kl_greedy": of twice as many, those whose merged labels are
+    nearest to the labels of all clients (so the server learns each client's label counts).
     `front_weights`: fronts are averaged by "batch" size d_j or "uniform"; `scale_lr`: a client's rate is eta*d_j/B.
     """
 
@@ -70,7 +70,8 @@ class MergeSFL:
     def choose(
         self, pool: Sequence[int], m: int, d: Mapping[int, int], participations: Mapping[int, int], histogram: Histogram
     ) -> list[int]:
-        """Add the client that brings KL(Phi || Phi_0) lowest until there are m; ties to the fewest participations."""
+        """Add the client that makes KL(Phi || Phi_0) lowest, until there are m; on a tie, the one with the fewest
+        participations."""
         Phi_0 = histogram(EVERYBODY)
         merged: NDArray[np.float64] = 0 * Phi_0
         chosen: list[int] = []

@@ -1,15 +1,15 @@
-"""The fused momentum of surrogates that lie in rows: what lies below SMoFi's algorithm, and makes it fast and small.
+"""The fused momentum of surrogates in flat rows: SMoFi's arithmetic, made fast and small.
 
-No buffer is kept for the momentum of an active client, since after a step all of them equal m_bar. How a step goes on
+No buffer is kept for the momentum of an active client, since after a step all of them equal m_bar. How a step continues
 from m_bar depends on the optimizer:
 
-    InRows   one moment: m_j takes the place of g_j in its row. It is added up from there, and stays there as the
-             history of a client that has finished
-    Linear   several moments (Adam): m_j is formed, applied and forgotten. beta*|A|*m_bar plus the fresh parts of the
-             g_j is the sum of the m_j; a finished client's m_j is built again from its g_j and the m_bar before it
+    InRows   one moment: m_j overwrites g_j in its row. The sum reads it there, and after a client has finished it
+             stays there as the client's history
+    Linear   several moments (Adam): m_j is formed, applied and discarded. beta*|A|*m_bar plus the fresh parts of the
+             g_j is the sum of the m_j; a finished client's m_j is recomputed from its g_j and the m_bar before its step
 
-The sum over clients runs in parts that fit the cache and over all processes of the run, which may go on computing until
-it is needed. It is divided where it is next read, part by part.
+The sum over clients is taken in parts that fit the cache, and over all processes of the run, which may go on computing
+until they need it. It is divided part by part, when it is next read.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ ALL = slice(None)
 
 
 class FusedMomentum:
-    """m_bar and what it is made of, for one round. `k` counts the fusions."""
+    """m_bar and the momenta it is made of, for one round. `k` counts the fusions."""
 
     def __init__(self, server: Server, rows: Rows, rule: Staleness) -> None:
         self.server, self.rows, self.rule, self.k = server, rows, rule, 0
         self.kind = _kind(server.optimizer)
         self.memory = server.memory([FUSED])
         self.m_bar = [m[0].clone() for m in self.memory.moments]
-        self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; the next sum grows here
+        self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; holds the next sum
         self.t = self.memory.t[0]  # steps before this round
         self.history: dict[int, tuple[int, list[Tensor]]] = {}  # finished client -> its last step, and m_j
         self._under_way: tuple[Wait, float] | None = None
-        self._owed = 1.0  # what m_bar has still to be divided by
+        self._owed = 1.0  # the divisor that m_bar has not been divided by yet
 
     def record(self, finished: Mapping[int, int], row: Mapping[int, int]) -> None:
         """Keep the last momentum of clients that have finished; `finished` gives their last steps."""
@@ -54,7 +54,7 @@ class FusedMomentum:
                 self.history[j] = k_j, self.kind.last(self.rows.g[row[j]], self.before)
 
     def advance(self, at: slice, which: Iterable[int]) -> None:
-        """One part of these rows takes the step that goes on from m_bar."""
+        """Take the step from m_bar, on one part of these rows."""
         w, g, t = self.rows.w, self.rows.g, self.t + self.k + 1
         step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t)
         for some, _ in runs(sorted(which), [0] * len(self.rows)):
@@ -62,25 +62,25 @@ class FusedMomentum:
             step(w[some, at], g[some, at])
 
     def add(self, at: slice, row: int) -> None:
-        """A fresh momentum into one part of the sum."""
+        """Add a fresh momentum to one part of the sum."""
         self.kind.add([m[at] for m in self.before], self.rows.g[row, at])
 
     def add_stale(self, at: slice, j: int, s_j: float) -> None:
-        """s_j*m_j of a finished client into one part of the sum."""
+        """Add s_j*m_j of a finished client to one part of the sum."""
         k_j, m_j = self.history[j]
         for i, (total, moment) in enumerate(zip(self.before, m_j, strict=True)):
             rebias = self.rule.rebias(self.kind.corrected[i], self.t + self.k, self.t + k_j)
             total[at].add_(moment[at], alpha=s_j * rebias)
 
     def add_by_cosine(self, finished: Iterable[int]) -> list[float]:
-        """Every finished client's momentum, weighed by its cosine with the sum of the fresh ones; the weights."""
+        """Add the momenta of finished clients, weighted by cosine with the fresh sum, and return the weights."""
         s = {j: self.rule.faded(self.k, *self.history[j], self.before) for j in finished}
         for j, s_j in s.items():
             self.add_stale(ALL, j, s_j)
         return list(s.values())
 
     def sum(self, part: Callable[[slice], None], n: int) -> None:
-        """Add up n active clients, here and in other processes; `part` adds what is here to one part of the sum."""
+        """Add up n active clients of all processes; `part` adds this process's share to one part of the sum."""
 
         def visit(at: slice, first: bool) -> None:
             self._divide(at)
@@ -98,13 +98,13 @@ class FusedMomentum:
         self.k += 1
 
     def close(self) -> None:
-        """Leave m_bar where it may live on."""
+        """Write m_bar into the server's memory, which may live on after the round."""
         self._settle()
         self.server.workers.sweep(len(self.m_bar[0]), self._divide)
         self.memory.put(0, Moments(tuple(self.m_bar), self.t + self.k))
 
     def _settle(self) -> None:
-        """Wait for the last sum, which other processes may have been adding to all the while."""
+        """Wait for the sum that is under way, and make it the new m_bar."""
         if self._under_way is not None:
             wait, self._owed = self._under_way
             wait()
@@ -120,23 +120,23 @@ class Kind(Protocol):
 
     @property
     def corrected(self) -> Sequence[float]:
-        """For each moment the beta whose age it is corrected for; 0: it is not."""
+        """For each moment the beta of its bias correction; 0: it has none."""
 
     def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
-        """Step t of (w, g) rows, going on from m_bar."""
+        """Return a function that takes step t of rows (w, g), from m_bar."""
 
     def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
         """Begin the sum of n momenta."""
 
     def add(self, total: Sequence[Tensor], g: Tensor) -> None:
-        """Add one, from its row."""
+        """Add one momentum, given its gradient row."""
 
     def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
-        """m_j of a client whose last step went on from `before`, from its row."""
+        """m_j of a finished client, given its gradient row and the m_bar before its last step."""
 
 
 class InRows:
-    """One moment."""
+    """For optimizers with one moment."""
 
     corrected = (0.0,)
 
@@ -158,7 +158,7 @@ class InRows:
 
 
 class Linear:
-    """Several moments, each beta*m + fresh(g)."""
+    """For optimizers with several moments, each beta*m + fresh(g)."""
 
     def __init__(self, optimizer: LinearMoments) -> None:
         self.optimizer, self.corrected = optimizer, optimizer.betas

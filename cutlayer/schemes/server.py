@@ -25,7 +25,7 @@ from cutlayer.schemes.autograd import Loss, Message, Passes
 from cutlayer.schemes.u_shape import TailStep
 
 Send = Callable[[Sequence[CutGrad]], Mapping[int, Tensor]]
-TRAINED, LOOKED = 3, 2  # forwards that a sample costs: forward 1, backward 2 (1 where only the input's is wanted)
+TRAINED, LOOKED = 3, 2  # cost of a sample, in forwards: forward 1, backward 2 (1 for the input's gradient alone)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Compute:
-    """What there is to compute with: threads, rows in one graph (`stacks`: whether vmap can do that), processes."""
+    """The server's resources: threads, rows in one graph (`size`; `stacks`: whether vmap can do it), processes."""
 
     workers: Workers = field(default_factory=Workers)
     size: int = 1
@@ -56,11 +56,11 @@ class Opening:
     """What a round begins with.
 
     start     W_s                               kept      owner -> memory kept from earlier rounds
-    eta       the learning rate                 memory    what everybody starts with instead
-    samples   |D_j| of each client              send      gradients to the clients before the step is over, and their
-    batch     the batch size of each                      squared norms back
-                                                tail      where labels stay with the clients: features to them, and
-                                                          gradients back
+    eta       the learning rate                 memory    what every owner starts with instead
+    samples   |D_j| of each client              send      sends gradients to the clients before the step is over, and
+    batch     the batch size of each                      returns their squared norms
+                                                tail      where labels stay with the clients: sends them features, and
+                                                          returns their gradients
     """
 
     round: int
@@ -75,7 +75,7 @@ class Opening:
 
 
 class Server:
-    """Buffers are allocated once and used again every round; what a round changes is in `begin`."""
+    """What a scheme computes with. Buffers are allocated once and used in every round; `begin` sets what changes."""
 
     def __init__(self, half: Half, rules: Rules, compute: Compute = Compute()) -> None:
         self.half, self.rules = half, rules
@@ -87,23 +87,23 @@ class Server:
         self._rows: Rows | None = None
         self._history = False
         self._memory: Memory | None = None
-        self._left: dict[int, Tensor] = {}  # row -> the first moment that was handed out for it, and is still in it
+        self._left: dict[int, Tensor] = {}  # row -> the first moment that `kept` returned for it, still in the row
 
     def begin(self, opening: Opening, place: int = 0) -> None:
-        """A new round; `place`: that of this process's first client."""
+        """Begin a round. `place`: the slot of this process's first client."""
         self.opening, self.place = opening, place
         self.round, self.start, self.eta = opening.round, opening.start, opening.eta
         self.samples, self.batch = opening.samples, opening.batch
         self._owners: list[Owner] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
-        self._before: dict[int, Tensor] = {}  # client -> what lay in its row before, where that is history
-        self.work = 0  # samples times forwards
-        self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip, and that it did
+        self._before: dict[int, Tensor] = {}  # client -> its previous gradient row, if that is history
+        self.work = 0  # the cost so far: samples times forwards
+        self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip; those it did
 
     def surrogates(self, n: int, history: bool = False) -> Rows:
-        """n copies of W_s (there may be more rows behind them, unused).
+        """Return rows with n copies of W_s; there may be more rows after them, unused.
 
-        `history`: what a gradient row holds after a step is needed later, so a step that is cancelled puts it back.
+        `history`: gradient rows are needed after their step, so a cancelled step restores them.
         """
         self._history = history
         if self._rows is None or len(self._rows) < n:
@@ -112,8 +112,8 @@ class Server:
         return self._rows
 
     def memory(self, owners: Sequence[Owner], persists: bool | None = None) -> Memory:
-        """Optimizer memory, one row for each owner: empty, or (where the protocol, or `persists`, says so) as its
-        owner left it in the last round."""
+        """Return optimizer memory with one row for each owner: empty, what the opening gives, or (if the protocol or
+        `persists` says so) what the owner had at the end of its last round."""
         n = len(owners)
         if self._memory is None or len(self._memory.t) < n:
             self._memory, self._left = Memory(self.optimizer, self.start.w.expand(n, -1)), {}
@@ -123,18 +123,18 @@ class Server:
             found = self.opening.memory or (self.opening.kept(owner) if lives_on else None)
             if found is None:
                 self._memory.reset(r)
-            elif self._left.get(r) is not found.m[0]:  # what lies in the row since the last round need not be copied
+            elif self._left.get(r) is not found.m[0]:  # no copy if the row still holds it
                 self._memory.put(r, found)
         self._left = {}
         return self._memory
 
     def slots(self, n: int) -> list[Owner]:
-        """Owners by place: the first client of a round, the second, ..."""
+        """The owners of this process's first n slots."""
         return [slot(self.place + i) for i in range(n)]
 
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
-        """Server forward and backward on every client's batch, each with the current W_s,j in its own row: g_j into
-        rows.g, dL/dA_j out (None where it has flowed on into the client's half already)."""
+        """Run forward and backward on every client's batch, each with W_s,j from its own row. Write g_j into rows.g,
+        and return dL/dA_j (None where the pass has gone on into the client's half)."""
         if self._history and joint(self.local):  # the joint norm can cancel a step, so keep the previous gradient
             self._before = {s.address.client: rows.g[row[s.address.client]].clone() for s in smashed}
         if self.opening.tail is None:
@@ -155,8 +155,8 @@ class Server:
         return [replace(reply, square=squared(rows.g[r])) for reply, r in pairs]
 
     def merged(self, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        """One batch of all clients' rows: g of its mean loss into rows.g[row]. Each client gets its share of the
-        gradient at the cut, times all rows over its own."""
+        """Merge all clients' samples into one batch, and write the gradient of its mean loss into rows.g[row]. Return
+        each client's part of the gradient at the cut, times all samples over its own."""
         if self.opening.tail is not None:
             replies = u_shape.merged(self.passes, self.opening.tail, rows, row, where, smashed)
             if not replies:
@@ -174,7 +174,7 @@ class Server:
     def gradient(
         self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """g of one batch into rows.g[row]; the gradient at the cut and the loss out. `weight`: of each sample."""
+        """Write g of one batch into rows.g[row]; return the gradient at the cut and the loss. `weight`: per sample."""
         grad, loss = self.passes.gradient(rows, row, where, a, y, weight)
         self.work += TRAINED * len(y)
         self.steps += clips(self.local)
@@ -187,30 +187,30 @@ class Server:
         return int(sum(float(clipped) for clipped in self._clipped))
 
     def _regularise(self, rows: Rows, row: int) -> Tensor:
-        """Where the local rule clips: g <- c*h, or h alone where c needs the client's half of the norm too."""
+        """If the local rule clips: g <- c*h, or g <- h if c needs the client's norm too. Return whether it clipped."""
         rule, h = self.local, rows.g[row]
         if rule is None or not clips(rule):
-            return torch.zeros(())  # `step` regularises on its way
+            return torch.zeros(())  # `step` regularises it later
         regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
         return torch.zeros(()) if joint(rule) else clip(rule, h, squared(h))
 
     def regularise(self, g: Tensor, w: Tensor, at: slice) -> None:
-        """g <- h for one part of some rows; nothing where it has been done."""
+        """g <- h for one part of some rows, unless it has been done already."""
         if not clips(self.local):
             regularise(self.local, self.optimizer, g, w, self.start.w[at])
 
     def step(self, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
-        """The optimizer's step of these rows, each with its gradient, weight decay and local rule included."""
+        """Take the optimizer step of these rows, with weight decay and local rule."""
         optimizer_step(self.workers, Step(self.local, self.optimizer, self.start.w, self.eta), rows, memory, which)
 
     def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        """The gradients at the cut alone: the server's weights are frozen."""
+        """Return only the gradients at the cut; the server's weights are frozen."""
         self.work += LOOKED * sum(s.samples for s in smashed)
         return self.passes.input_gradients(rows, row, smashed)
 
     def agreed(self, replies: Sequence[CutGrad]) -> list[CutGrad]:
-        """The replies whose step the server may now take: all of them, unless the local rule needs the clients' part
-        of a joint norm and one of them is silent. Gradients are clipped when this returns."""
+        """Return the replies whose step the server may take now, with their gradients clipped. With a joint norm these
+        are the replies whose client has sent its part of the norm, otherwise all."""
         rule = self.local
         if rule is None or not joint(rule):
             return list(replies)
@@ -226,13 +226,13 @@ class Server:
         return answered
 
     def kept(self) -> dict[Owner, Moments]:
-        """What the optimizer's memory is at the end of the round, by owner, where it lives on."""
+        """The optimizer memory that lives on after the round, by owner."""
         kept = {owner: self.moments(r).clone() for r, owner in enumerate(self._owners)}
         self._left = {r: moments.m[0] for r, moments in enumerate(kept.values())}
         return kept
 
     def end(self) -> None:
-        """Let go of the round before."""
+        """Release the memory that the round began with."""
         self.opening = replace(self.opening, kept=lambda owner: None, memory=None)
 
     def moments(self, row: int) -> Moments:
@@ -241,9 +241,9 @@ class Server:
         return self._memory.get(row)
 
     def permutation(self, n: int) -> list[int]:
-        """The places 0..n-1 in a random order, the same all through a round; in order where nothing is shuffled."""
+        """The places 0..n-1 in a random order, the same throughout a round; in ascending order without `shuffle`."""
         return [int(place) for place in self.rng("turn").permutation(n)] if self.shuffle else list(range(n))
 
     def rng(self, use: str) -> np.random.Generator:
-        """Randomness of this round for a scheme that needs some."""
+        """A random generator of this round, for one use."""
         return rng(self.seed, self.round, EVERYBODY, use)

@@ -23,7 +23,7 @@ Reset = Literal["auto", "step", "client", "round", "never"]
 
 @dataclass(frozen=True)
 class SFLV2:
-    """SplitFed version 2: a single server model, clients in a new random turn every round.
+    """SplitFed version 2: a single server model, clients in a new random order every round.
 
     `order` "client": a client takes all its steps, then the next; "step": at each step, one client after another.
     `reset`: when the server optimizer's memory is emptied; the SMoFi paper and the reference code do it every step,
@@ -46,7 +46,7 @@ class SFLV2:
             halves="one",
             meets="step",
             own_gradient=True,
-            timing=Timing("sequential"),  # whichever its order: one server half, one batch at a time
+            timing=Timing("sequential"),  # in either order, there is one server half and one batch at a time
             persists=self.reset == "never",
         )
 
@@ -57,7 +57,7 @@ class SFLV2:
 
 @dataclass(frozen=True)
 class SSL:
-    """Sequential split learning: one front and one server model, from client to client."""
+    """Sequential split learning: one server model, and one front that is passed on from client to client."""
 
     traits: ClassVar[Traits] = Traits(
         order="one_by_one",

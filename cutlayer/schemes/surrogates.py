@@ -4,7 +4,7 @@ Ws_j   the surrogate of client j          p_j  |D_j| / sum |D_i| over those aver
 every  how often the surrogates are replaced by their mean, their optimizers starting afresh
        "round": never inside a round, which is FedAvg (McMahan et al. 2017) whatever the cut
 
-SFLV1 (Thapa et al. 2022) averages the fronts too; PSL (Jeon and Kim 2020) leaves each client its own; SGLR
+SFLV1 (Thapa et al. 2022) averages the fronts too; in PSL (Jeon and Kim 2020) each client keeps its own; SGLR
 (Pal et al. 2021) is PSL with one gradient at the cut for a share of the clients.
 """
 
@@ -30,8 +30,8 @@ Owner = Literal["slot", "client"]
 class SFLV1:
     """SplitFed version 1: surrogates in parallel, averaged every step, epoch or round.
 
-    `memory`: where the server optimizer's memory outlives the round, it belongs to the "slot" (the i-th client of a
-    round, whoever it is; CycleSL's code) or to the "client".
+    `memory`: where the server optimizer's memory lives on, it belongs to the "slot" (the i-th client of a round,
+    whichever it is; CycleSL's code) or to the "client".
     """
 
     every: Literal["step", "epoch", "round"] = "epoch"
@@ -79,9 +79,9 @@ class PSL:
 
 @dataclass(frozen=True)
 class SGLR:
-    """PSL in which a share of the clients gets one averaged gradient at the cut, for every sample the same.
+    """PSL in which a share of the clients gets one averaged gradient at the cut, the same for every sample.
 
-    The other half of the name, a learning rate for each side, is `optimizer` and `server_optimizer`.
+    The method's other part, a learning rate for each side, is set by `optimizer` and `server_optimizer`.
     """
 
     share: float = 0.5
@@ -104,7 +104,7 @@ class SGLR:
 
 
 class Surrogates:
-    """One round of them."""
+    """One round with a surrogate for each client."""
 
     def __init__(self, server: Server, clients: Sequence[int], every: str, memory: Owner) -> None:
         self.server, self.every = server, every
@@ -132,7 +132,7 @@ class Surrogates:
         return Closed({j: self.rows.row(r) for j, r in self.row.items()})
 
     def _average(self, clients: Sequence[int]) -> None:
-        """Ws <- sum_j p_j Ws_j, into every surrogate; momentum that does not outlive the round starts from zero."""
+        """Replace every surrogate by sum_j p_j Ws_j; optimizer memory that does not live on is reset."""
         if not clients:
             return
         server = self.server

@@ -1,4 +1,4 @@
-"""What a scheme says of itself, in one typed place: all that the engine, the clock and the checks ask about it."""
+"""Traits: all that the engine, the clock and the checks must know of a scheme, in one place."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Regulator(Protocol):
     def choose(
         self, pool: Sequence[int], m: int, d: Mapping[int, int], participations: Mapping[int, int], histogram: Histogram
     ) -> list[int]:
-        """At most m of the pool, for a scheme that needs label counts; none of it: whoever is drawn takes part.
-        `participations`: the rounds each has taken part in."""
+        """Choose at most m of the pool, for a scheme that needs label counts; if none, the clients drawn take part.
+        `participations`: how many rounds each has taken part in."""
 
     def rate(self, eta: float, d: int, B: int) -> float:
         """The learning rate of a client with batch size d."""
@@ -41,10 +41,10 @@ class Regulator(Protocol):
 
 @dataclass(frozen=True)
 class Traits:
-    """A scheme in the engine's words.
+    """What the engine must know of a scheme.
 
     order           in which waves clients step: "together", "by_epoch" or "one_by_one"
-    carry           what becomes of the fronts: averaged for all ("sync"), kept by each client ("keep"), or passed on
+    carry           what happens to the fronts: averaged for all ("sync"), kept by each client ("keep"), or passed on
                     from client to client ("relay")
     halves          "one" server half for all clients; one for each, all in one process ("central"); or one for each, in
                     any process of the run ("spread": what the scheme sums over clients, it sums through
@@ -57,14 +57,14 @@ class Traits:
                     both halves where they share a process
     timing          how the seconds of the steps add up on simulated devices
     needs_labels    what the server must know of the labels: nothing ("no": they may stay with the clients), those of a
-                    batch, to know its "loss", how many of each a client has ("counts"), or those of all clients' rows
-                    together ("rows")
+                    batch, to compute its "loss", how many of each a client has ("counts"), or those of all clients'
+                    rows together ("rows")
     persists        the server's optimizer memory lives on between rounds, whatever the protocol
     fuses_clients   `Session.fuse` gets the clients' own momenta after every step
-    common_steps    ... and needs their optimizers to have taken the same number of steps
+    common_steps    `Session.fuse` needs the clients' optimizers to have taken the same number of steps
     copies          (m, o) -> how many copies of the server half it holds for m clients and o moments of the optimizer:
                     weights, gradients, moments. None: 2 + o of them for every half
-    regulator       sets batch sizes and learning rates; None: they are alike
+    regulator       sets batch sizes and learning rates; None: they are the same for all clients
     """
 
     order: Order
@@ -95,18 +95,18 @@ class Traits:
 
     @property
     def separate(self) -> bool:
-        """Nothing passes between clients inside a round."""
+        """Whether nothing passes between clients inside a round."""
         return self.meets == "round"
 
     @property
     def spread(self) -> bool:
-        """Server halves live with their clients, in any process."""
+        """Whether server halves may be in any process, together with their clients."""
         return self.halves == "spread"
 
     def seconds(
         self, clock: Clock, work: Work, devices: Sequence[Device], shape: Shape, p_s: float, front: int
     ) -> float:
-        """The simulated seconds of a round; `front`: |Wc|, which does not travel where clients keep theirs."""
+        """The simulated seconds of a round; `front`: |Wc|, which is not sent where clients keep their fronts."""
         weights = 0 if self.carry == "keep" else front
         return seconds(clock, self.timing, work, devices, shape, p_s, weights)
 

@@ -1,6 +1,6 @@
-"""Passes through the server's blocks where labels stay with the clients: forward, out to their last blocks, and back.
+"""Passes through the server's blocks where labels stay with clients: forward, on to the clients' last blocks, and back.
 
-Z_j   what the server's blocks make of A_j        dZ_j   the gradient of client j's loss there, which the client takes
+Z_j   the output of the server's blocks for A_j        dZ_j   dL_j/dZ_j, which client j computes
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Under:
 def backward(
     passes: Passes, tail: TailStep, rows: Rows, row: Mapping[int, int], smashed: Sequence[Smashed]
 ) -> list[CutGrad]:
-    """g_j of every client that answered into its row; dL/dA_j back."""
+    """For every client that answered, write g_j into its row and return dL/dA_j."""
     which, groups = passes.grouped(rows, row, smashed)
     under = passes.workers.map(lambda g: _forward(passes, rows, [which[i] for i in g], [smashed[i] for i in g]), groups)
     out = [Features(s.address, z) for u in under for s, z in zip(u.smashed, u.each(), strict=True)]
@@ -64,7 +64,7 @@ def _backward(rows: Rows, u: Under, dZ: Mapping[int, Tensor]) -> list[CutGrad]:
     grads = [torch.zeros_like(z) if grad is None else grad.to(z.device) for grad, z in each]
     (back,) = differentiate(u.z, u.views, grads[0] if len(grads) == 1 else torch.stack(grads), inputs=[u.leaf])
     for r, g in before.items():
-        rows.g[r] = g  # whoever did not answer has not stepped
+        rows.g[r] = g  # a client that did not answer takes no step
     parts = zip(u.smashed, heard, [back] if len(grads) == 1 else back.unbind(), strict=True)
     return [CutGrad(s.address, part, None) for s, grad, part in parts if grad is not None]
 
@@ -72,8 +72,8 @@ def _backward(rows: Rows, u: Under, dZ: Mapping[int, Tensor]) -> list[CutGrad]:
 def merged(
     passes: Passes, tail: TailStep, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]
 ) -> list[CutGrad]:
-    """The gradient of the mean loss over the samples of all who answered into a row; at the cut, each client's share of
-    it, times all samples over its own."""
+    """Write into a row the gradient of the mean loss over the samples of all clients that answered. Return each
+    client's part of the gradient at the cut, times all samples over its own."""
     d = [s.samples for s in smashed]
     leaf = torch.cat([s.a for s in smashed]).to(passes.half.device).requires_grad_()
     with torch.enable_grad():

@@ -11,7 +11,7 @@ comm_j = 2*B_j*S/b_j          s activations up, gradients down
 t_j    = dev_j + srv_j + comm_j
 sync_j = 2*|Wc|*32/1000/b_j   s the front down and up, once a round; 0 unless the clock counts it
 
-A composition says who waits for whom. A is the clients active at step k, those with T_j > k.
+A composition says who waits for whom. A is the set of clients active at step k, those with T_j > k.
 Not counted, as in the paper: latency, labels, momenta, fusion, evaluation; surrogates do not compete for the server.
 """
 
@@ -31,10 +31,10 @@ SAMPLED = 1000
 
 @dataclass(frozen=True)
 class Clock:
-    """`kappa`: how many times faster than the mean device the server is. `sync`: count the fronts' way down and up.
+    """`kappa`: how many times faster than the mean device the server is. `sync`: count sending the fronts down and up.
 
-    `sequential`: SFLV2's clients one at a time ("strict"), or side by side with only the server's work in turn
-    ("paper_like": the published round times of SFLV2 leave no room for more).
+    `sequential`: SFLV2's clients work one at a time ("strict"), or side by side, with only the server's work one after
+    another ("paper_like": the published round times of SFLV2 are too short for more).
     """
 
     kappa: float = 100.0
@@ -57,7 +57,7 @@ class Work:
 
 
 class Phases(NamedTuple):
-    """One client's round: its steps, the seconds of a step's phases, and of what happens once."""
+    """One client's round: its steps, the seconds of each phase of a step, and those spent once a round."""
 
     T: int
     dev: float
@@ -75,7 +75,7 @@ Clients = Sequence[Phases]
 
 
 def _waves(J: Clients, wave: Callable[[Clients], float]) -> float:
-    """sum_k wave(A); the waves between the ends of two clients are alike."""
+    """sum_k wave(A). Waves with the same active clients take the same time, so each set A is computed once."""
     total, k = 0.0, 0
     for T in sorted({c.T for c in J}):
         total += (T - k) * wave([c for c in J if c.T >= T])
@@ -99,7 +99,7 @@ def sequential(J: Clients, clock: Clock, E_s: int) -> float:
 
 
 def relay(J: Clients, clock: Clock, E_s: int) -> float:
-    """sum_j (T_j*t_j + sync_j): one client after another, whatever the clock: the front is passed on (SSL)."""
+    """sum_j (T_j*t_j + sync_j): one after another, whatever the clock says, as the front is passed on (SSL)."""
     return math.fsum(c.T * c.t + c.sync for c in J)
 
 
@@ -150,7 +150,7 @@ class Timing:
 
 
 def server_seconds(devices: Sequence[Device], kappa: float) -> float:
-    """p_s; of a large fleet, the mean is that of the first 1,000 clients."""
+    """p_s, from the mean p_j of all clients, or of the first 1,000 in a large fleet."""
     first = devices[:SAMPLED]
     return math.fsum(device.seconds for device in first) / len(first) / kappa
 

@@ -34,7 +34,7 @@ class CutCost:
 
 @torch.no_grad()
 def cuts(model: nn.Module, x: Inputs) -> list[CutCost]:
-    """Every cut there is, measured on a few rows `x`: the server keeps at least the last block.
+    """Return the cost of every possible cut, measured on a few rows `x`. The server keeps at least the last block.
 
     >>> import torch, cutlayer as cl
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))

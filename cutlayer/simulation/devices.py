@@ -26,9 +26,9 @@ from cutlayer.nn.macs import TRAINING, Shape
 from cutlayer.registry import PROFILES
 
 BITS = 32  # of an element
-RESNET18, RESNET34 = (37_000_000, 0.070), (299_000_000, 0.150)  # MACs at 32x32 and at 64x64, median seconds: guesses
+RESNET18, RESNET34 = (37_000_000, 0.070), (299_000_000, 0.150)  # MACs (32x32, 64x64), median seconds (guesses)
 MEDIAN_KBPS = 6100.0
-WAYS = ("uplink_mbps", "downlink_mbps", "throughput_mbps")  # where only one throughput is known, it is both
+WAYS = ("uplink_mbps", "downlink_mbps", "throughput_mbps")  # where a table has only one of them, it is used both ways
 
 
 class Device(NamedTuple):
@@ -45,7 +45,7 @@ def share(shape: Shape, cut: int) -> float:
 
 
 def kilobits(elements: int) -> float:
-    """What so many elements weigh on the network; S(L) for those at the cut."""
+    """The size of so many elements in kilobits; S(L) for those at the cut."""
     return elements * BITS / 1000
 
 
@@ -55,7 +55,7 @@ def seconds_per_sample(device: Device, shape: Shape, cut: int) -> float:
 
 
 def reference_seconds(macs: int) -> float:
-    """The median p_j for a model of so many MACs. A guess: the power law through two points that are guesses too."""
+    """The median p_j for a model of so many MACs. It is a guess: a power law through two points, also guesses."""
     expect(is_whole(macs) and macs >= 0, "macs", macs, "a whole number, at least 0")
     (less, fast), (more, slow) = RESNET18, RESNET34
     return fast * math.pow(macs / less, math.log(slow / fast) / math.log(more / less))
@@ -73,7 +73,7 @@ def _lognormal(stream: np.random.Generator, reference: float) -> Device:
 
 
 def _measured(network: str, stream: np.random.Generator, reference: float) -> Device:
-    """One uniform draw for the processor and one for the network, used up and down alike."""
+    """Draw one quantile for the processor and one for the network; the latter is used for both up and down."""
     u_compute, u_network = stream.random(2)
     scores, table = _tables()["compute"]["cpu_float_score"]["score"], _tables()["network"][network]
     mbps = [_quantile(values, u_network) for name, values in table.items() if name in WAYS]
@@ -82,7 +82,7 @@ def _measured(network: str, stream: np.random.Generator, reference: float) -> De
 
 
 Draw = Callable[[np.random.Generator, float], Device]
-DRAWS: dict[str, Draw] = {  # one machine of each profile, given the median p_j of the model
+DRAWS: dict[str, Draw] = {  # draws one device of a profile, given the median p_j of the model
     "alike": _alike,
     "lognormal": _lognormal,
     "3g": partial(_measured, "3G-commute-traces"),
@@ -136,10 +136,10 @@ def draw(profile: str, clients: int, seed: int, macs: int) -> Fleet:
 
 
 def check_devices(given: Any, clients: int) -> Sequence[Device] | None:
-    """One device per client, or None."""
+    """Check that there is one valid device per client, and return them; None if none are given."""
     if given is None:
         return None
-    drawn = isinstance(given, Fleet)  # then every device is right, and looking at each would draw them all
+    drawn = isinstance(given, Fleet)  # then every device is valid, and checking each would draw them all
     pairs = isinstance(given, Sequence) and (drawn or all(isinstance(d, tuple | list) and len(d) == 2 for d in given))
     expect(pairs, "profile", given, "a list with one cl.Device(seconds, kbps) per client")
     expect(len(given) == clients, "profile", f"{len(given)} of them", f"{clients}, one per client")

@@ -1,1 +1,1 @@
-"""What people and programs see of a run over the network: a page to watch, and figures to scrape."""
+"""Views of a run over the network: a page for people, and metrics for programs."""

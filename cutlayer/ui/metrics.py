@@ -1,6 +1,6 @@
-"""What a run over the network is doing, for programs that watch: on an address of its own, apart from its clients'.
+"""The health and the metrics of a run over the network, for programs, on an address apart from the clients'.
 
-/healthz    200 and a few words while it runs, 503 when nobody can come in any more
+/healthz    200 and a short status while it runs, 503 when clients can no longer connect
 /metrics    counters and gauges, as Prometheus reads them
 """
 
@@ -27,7 +27,7 @@ SECONDS = 10.0  # for a request
 
 @contextmanager
 def shown(experiment: Experiment, service: Service, place: str) -> Iterator[str]:
-    """Answer as long as the run lasts; the address."""
+    """Answer requests while the context lasts; yield the address of /metrics."""
     free("metrics", place)
     host, _, port = place.rpartition(":")
     registry = CollectorRegistry()
@@ -53,7 +53,7 @@ def shown(experiment: Experiment, service: Service, place: str) -> Iterator[str]
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Who looks is not worth a line."""
+            """Log nothing: a request is not worth a line."""
 
     try:
         server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
@@ -71,7 +71,7 @@ def shown(experiment: Experiment, service: Service, place: str) -> Iterator[str]
 
 
 def health(experiment: Experiment, service: Service) -> tuple[bool, dict[str, object]]:
-    """Whether clients can come in, and what is going on."""
+    """Return whether clients can connect, and the status of the run."""
     alive = service.hub.alive
     return alive, {
         "status": "ok" if alive else "nobody can come in: its network thread has ended",
@@ -83,7 +83,7 @@ def health(experiment: Experiment, service: Service) -> tuple[bool, dict[str, ob
 
 
 class Figures(Collector):
-    """The run in numbers, as they are when somebody asks."""
+    """The metrics of a run, collected at each request."""
 
     def __init__(self, experiment: Experiment, service: Service) -> None:
         self.experiment, self.service = experiment, service

@@ -1,4 +1,4 @@
-"""A page to watch a run over the network: learning curves and clients, live. Read-only, and for this machine alone.
+"""A page to watch a run over the network: learning curves and clients, live. Read-only, and only for this machine.
 
 /         the page            /state    what it shows, as JSON"""
 
@@ -30,14 +30,14 @@ NOTHING_FROM_ELSEWHERE = "default-src 'none'; script-src 'unsafe-inline'; style-
 
 
 def check(port: int) -> None:
-    """Refuse a port on which no page can be."""
+    """Refuse a port on which the page cannot be served."""
     expect(0 <= port < 2**16, "ui", port, "a port, 0 to 65535")
     free("ui", f"{HOST}:{port}")
 
 
 @contextmanager
 def shown(experiment: Experiment, service: Service, port: int) -> Iterator[str]:
-    """Serve the page as long as the run lasts; its address."""
+    """Serve the page while the context lasts; yield its address."""
     check(port)
     server = uvicorn.Server(uvicorn.Config(app(experiment, service), HOST, port, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, name="cutlayer-ui", daemon=True)
@@ -65,12 +65,12 @@ def app(experiment: Experiment, service: Service) -> Starlette:
     async def current(request: Request) -> JSONResponse:
         return JSONResponse(state(experiment, service), headers=headers)
 
-    ours = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # whatever name a site gives us
+    ours = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding
     return Starlette(routes=[Route("/", index), Route("/state", current)], middleware=[ours])
 
 
 def state(experiment: Experiment, service: Service) -> dict[str, Any]:
-    """All the page shows."""
+    """Everything that the page shows."""
     config, sessions = experiment.config, dict(service.roster.sessions)
     clients = []
     for j, entry in enumerate(list(service.roster.entries)):

@@ -1,1 +1,1 @@
-"""What the commands do. Everything that loads torch or numpy is in here."""
+"""The commands themselves. Only these modules import torch and numpy."""

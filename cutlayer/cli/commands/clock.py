@@ -54,7 +54,7 @@ def _runs(out: Path) -> list[tuple[str, list[tuple[int, Path]]]]:
 
 
 def _each(row: Row) -> float | None:
-    """Simulated seconds a round, over all rounds of all seeds."""
+    """Mean simulated seconds of a round, over all rounds of all seeds."""
     times = [r.sim_seconds for o in row.outcomes for r in o.rounds if r.sim_seconds is not None]
     return sum(times) / len(times) if times else None
 
@@ -87,7 +87,7 @@ def _table(old: Table, new: Table) -> rich.table.Table:
         times = [row.time_to_target, _each(row), one.time_to_target, _each(one)]
         T, each, was, was_each = ("-" if time is None else duration(time) for time in times)
         ratio = "-" if not reference or not row.time_to_target else f"{reference / row.time_to_target:.2f}x"
-        late = f">{row.budget}" if row.budget else "-"  # or nothing is there yet
+        late = f">{row.budget}" if row.budget else "-"  # "-": no round yet
         R = late if row.rounds_to_target is None else f"{row.rounds_to_target:.1f}"
         out.add_row(row.label, R, T, ratio, each, was, was_each)
     return out

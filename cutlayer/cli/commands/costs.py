@@ -1,4 +1,4 @@
-"""`cutlayer costs`: what each scheme costs the server, measured against the number of clients."""
+"""`cutlayer costs`: what each scheme costs the server, measured for several numbers of clients."""
 
 from __future__ import annotations
 

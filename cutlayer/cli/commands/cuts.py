@@ -1,4 +1,4 @@
-"""`cutlayer list cuts`: what every cut of a model would cost, and give away."""
+"""`cutlayer list cuts`: what every cut of a model costs, and what it gives away of the input."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _table(title: str, words: str, found: list[CutCost], leaks: list[float] | No
 
 
 def _short(macs: int) -> str:
-    """10.2 k, 37.01 M, 1.81 G."""
+    """A count with its unit: 10.20 k, 37.01 M, 1.81 G."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if macs >= size:
             return f"{macs / size:.2f} {unit}"
@@ -114,7 +114,7 @@ def _short(macs: int) -> str:
 
 
 def _bar(share: float, width: int = 8) -> str:
-    """A share as a bar of eighths."""
+    """A share as a bar, to an eighth of a character."""
     eighths = round(8 * width * min(max(share, 0), 1))
     full, rest = divmod(eighths, 8)
     return ("█" * full + " ▏▎▍▌▋▊▉"[rest].strip()).ljust(width)

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _writable(field: str, path: Path) -> None:
-    """Refuse, before anything is computed, what cannot be written."""
+    """Refuse a path that cannot be written to, before anything is computed."""
     if not from_root(field, path).parent.is_dir():
         raise StoreError(f"{path}: no such folder to write it to")
     if path.is_dir():
@@ -78,7 +78,7 @@ def _writable(field: str, path: Path) -> None:
 
 
 def _export(folder: Path, rows: StoredRows, parts: Parts) -> Path:
-    """Each client's rows in a file of its own."""
+    """Write each client's rows to a separate file."""
     folder.mkdir(parents=True, exist_ok=True)
     with console.status(f"writing {folder}"):
         for j, part in enumerate(parts):
@@ -116,7 +116,7 @@ def _figures(counts: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _summary(counts: NDArray[np.int64]) -> rich.table.Table:
-    """Smallest, middle and largest of what matters."""
+    """How rows, classes and divergence vary over the clients."""
     out = rich.table.Table(box=rich.box.SIMPLE_HEAD)
     out.add_column("", style="bold")
     for heading in ("lowest", "10 %", "median", "90 %", "highest", "mean"):

@@ -28,11 +28,11 @@ from cutlayer.experiment.presets import preset
 from cutlayer.registry import TASKS
 from cutlayer.report.table import duration
 
-MAIN = (  # what the table at a run's start shows, whether it was chosen or not
+MAIN = (  # what the table at a run's start shows even if it was not chosen
     *("model", "cut", "scheme", "local", "update", "optimizer", "server_optimizer", "protocol"),
     *("partition", "clients", "participation", "rounds", "batch_size", "local_epochs", "local_steps", "seed"),
 )
-STEPS = 3  # of one client, timed for the estimate
+STEPS = 3  # steps of each client that are timed for the estimate
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Origins:
     name: str | None = None
 
     def of(self, field: str, config: Config) -> str:
-        """In a word."""
+        """The origin of one field: "chosen", the base's name, "task NAME" or "default"."""
         about = TASKS.get(config.task)
         own = {"model", "cut", *(about.defaults if about else ())}
         if field in self.chosen or (field == "task" and "data" in self.chosen):
@@ -55,21 +55,21 @@ class Origins:
 
 
 def names(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields that were given, and the parameters of parts with a dot."""
+    """The names of the fields that were given, and of parameters with a dot (scheme.alpha)."""
     dotted = [f"{field}.{key}" for field, given in values.items() if field in TABLES for key in given if key != "name"]
     return (*values, *dotted)
 
 
 def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[Config, Path, Origins]:
-    """The config of a run, from a preset (`without` some fields) or a file, and from flags; where it goes; and where
-    its values come from."""
+    """Return the config of a run, its folder, and where its values come from. The values are those of a preset
+    (`without` some fields) or a file, overridden by flags."""
     chosen = getattr(args, "method", None)
     if args.preset and args.config:
         raise ContractError("--preset and --config: give one of them")
     if chosen and not args.preset:
         raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
     base = flags.resolved(text.read(as_path("config", args.config))) if args.config else {}
-    base.pop(description.TABLE, None)  # how a run was served is no part of what it trains
+    base.pop(description.TABLE, None)  # the settings of a server are no part of the config
     if args.preset:
         given = preset(args.preset)
         whole = text.merge(given.comparison.base, given.method(chosen).changes)
@@ -82,13 +82,13 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
 
 
 def show(experiment: Experiment, origins: Origins | None) -> None:
-    """The first lines of a run."""
+    """Print the table at a run's start."""
     here = not experiment.run.setup.cohort.remote
     console.print(_table(experiment.config, experiment.run, origins, here))
 
 
 def _table(config: Config, run: Run, origins: Origins | None, here: bool = True) -> rich.table.Table:
-    """What is trained, with where each value comes from (`origins`: None where the run goes on)."""
+    """A table of what is trained and where each value comes from (`origins`: None where that is not shown)."""
     setup = run.setup
     who = f"{len(setup.sizes):,} clients" if here else "clients on other machines"
     out = rich.table.Table(
@@ -112,7 +112,7 @@ def _table(config: Config, run: Run, origins: Origins | None, here: bool = True)
 
 
 def spelled(value: Any) -> str:
-    """A value for people: smofi (alpha -0.1), 0 to 3, yes."""
+    """A value for people: smofi (alpha -0.1), 0 3, yes."""
     if isinstance(value, Mapping):
         inside = ", ".join(f"{k} {spelled(v)}" for k, v in value.items() if k != "name")
         return f"{value['name']} ({inside})" if inside else str(value["name"])
@@ -122,7 +122,7 @@ def spelled(value: Any) -> str:
 
 
 def methods(both: Comparison) -> rich.table.Table:
-    """Which values each method got, where they differ from what is common."""
+    """A table of each method's own values: its scheme, local rule, update, and whatever else it changes."""
     out = rich.table.Table(title="methods", title_justify="left", box=rich.box.SIMPLE_HEAD)
     out.add_column("method", style="bold", no_wrap=True)
     out.add_column("values")
@@ -142,7 +142,7 @@ def _differences(m: Method, config: Config) -> str:
 
 
 def dry(config: Config, out: Path, origins: Origins) -> None:
-    """All of it, and nothing written."""
+    """Print what a run would train, how large it is and about how long it takes; write nothing."""
     with console.status(f"preparing {config.task}"):
         run = assemble(config)
         seconds = estimate(config, run)
@@ -155,7 +155,7 @@ def dry(config: Config, out: Path, origins: Origins) -> None:
 
 
 def dry_all(both: Comparison, out: Path, jobs: int) -> None:
-    """The same for every method of a comparison."""
+    """Do as `dry` for every method of a comparison."""
     table = rich.table.Table(title="methods", title_justify="left", box=rich.box.SIMPLE_HEAD)
     for heading in ("method", "values", "MiB in memory", "KiB per client", "a run"):
         table.add_column(
@@ -186,7 +186,7 @@ def steps_of(run: Run) -> tuple[float, float]:
 
 
 def traffic(run: Run) -> tuple[float, int]:
-    """Bytes of a client in a round, both ways, and of its front."""
+    """Bytes that a client sends and receives in a round, and the bytes of its front."""
     setup = run.setup
     cut = setup.cuts[0]
     W_c, _ = run.state.W.split(setup.offsets[cut])
@@ -213,13 +213,13 @@ def _sizes(run: Run) -> dict[str, str]:
 
 
 def estimate(config: Config, run: Run) -> float:
-    """Seconds of the whole run: a few steps of a few clients, timed, and multiplied."""
+    """Estimate the seconds of the whole run from a few timed steps of a few clients."""
     few = min(run.setup.backend.workers.n * max(1, run.setup.backend.size), run.setup.select)
     changes = {"rounds": 2, "participation": few, "local_steps": STEPS, "target": None, "evaluate_every": 2}
     small = assemble(config.model_copy(update={**changes, "memory_limit": None}))
     next(small)  # the first round warms up, and is not tested
     record = next(small)
-    per_step = record.seconds / max(record.steps, 1)  # with a test in it: rather too long than too short
+    per_step = record.seconds / max(record.steps, 1)  # includes a test: rather too long than too short
     steps = steps_of(run)[0] * run.setup.select
     tests = math.ceil(config.rounds / config.evaluate_every)
     return per_step * steps * config.rounds + record.seconds * 0.1 * tests

@@ -40,7 +40,7 @@ def _percent(share: float | None) -> str:
 
 
 def show(out: Path, quiet: bool, as_json: bool = False) -> int:
-    """The table on the terminal, and the files beside the run."""
+    """Print the result, and write the report's files into the run's folder."""
     if not out.is_dir():
         raise StoreError(f"{out}: no such folder")
     figures, files = page.write(out)

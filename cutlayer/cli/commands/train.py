@@ -1,4 +1,4 @@
-"""run, compare, resume and report."""
+"""`cutlayer run`, `cutlayer compare` and `cutlayer resume`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def _comparison(args: argparse.Namespace) -> tuple[Comparison, dict[str, Any]]:
-    """What is compared, and what the flags say of all of it."""
+    """Return the comparison, and the config values that flags set for all its methods."""
     base: dict[str, Any] = {}
     methods: list[Method] = []
     seeds = [0, 1, 2]
@@ -114,7 +114,7 @@ def _comparison(args: argparse.Namespace) -> tuple[Comparison, dict[str, Any]]:
 
 
 def _of_preset(name: str, given: str) -> Method:
-    """One of the preset's own methods; another one only where it is asked for as such."""
+    """Return one of the preset's own methods; for any other, the error suggests --add."""
     try:
         return preset(name).method(given)
     except ContractError as error:

@@ -23,7 +23,7 @@ SUFFIXES = (".npz", ".parquet")
 
 
 def form(x: str = "x", y: str = "y", owner: str | None = None, size: int | None = None) -> Form:
-    """A file itself, or a folder with train.npz (or .parquet) and, if there are test rows, test.npz (or .parquet)."""
+    """The form of one file, or of a folder with train.npz and, if there are test rows, test.npz (or both .parquet)."""
 
     def files(where: Path) -> list[Path]:
         if where.is_file():
@@ -38,13 +38,13 @@ def form(x: str = "x", y: str = "y", owner: str | None = None, size: int | None 
 
 
 def raw(path: Path, x: str, y: str, owner: str | None = None, size: int | None = None) -> Raw:
-    """The rows of one file of either kind."""
+    """Read the rows of one NPZ or Parquet file."""
     expect(path.suffix in SUFFIXES, "file", str(path), "a name that ends with .npz or .parquet")
     return npz(path, x, y, owner) if path.suffix == ".npz" else parquet(path, x, y, owner, size)
 
 
 def npz(path: Path, x: str = "x", y: str = "y", owner: str | None = None) -> Raw:
-    """The arrays of these names in an NPZ file."""
+    """Read the arrays with these names from an NPZ file."""
     found = _arrays(path, [name for name in (x, y, owner) if name is not None])
     labels = columns.labels(found[y], f"{path}: {y}")
     owners = None if owner is None else columns.names(found[owner], f"{path}: {owner}")
@@ -62,7 +62,7 @@ def _arrays(path: Path, names: list[str]) -> dict[str, NDArray[Any]]:
 
 
 def parquet(path: Path, x: str, y: str, owner: str | None = None, size: int | None = None) -> Raw:
-    """The columns of these names in a Parquet file."""
+    """Read the columns with these names from a Parquet file."""
     labels = values(path, y)
     if isinstance(labels, np.ndarray):
         checked(path, labels)

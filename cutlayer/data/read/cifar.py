@@ -82,7 +82,7 @@ def _entry(path: Path, batch: dict[Any, Any], key: str) -> Any:
 
 
 def _binary(before: int, classes: int) -> Callable[[Path], Raw]:
-    """Records of `before` labels, of which the last is the fine one, and the pixels."""
+    """Return a reader of records of `before` labels, of which the last is the fine one, and the pixels."""
 
     def read(path: Path) -> Raw:
         data, size = content(path), before + PIXELS

@@ -1,4 +1,4 @@
-"""A file for each client: ROOT/hospital-a.npz, ROOT/hospital-b.npz, or ROOT/train/... and ROOT/test/... of them."""
+"""One file per client: ROOT/hospital-a.npz, ROOT/hospital-b.npz, or such files in ROOT/train and ROOT/test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutlayer.errors import ContractError, expect
 
 
 def form(x: str = "x", y: str = "y", size: int | None = None) -> Form:
-    """NPZ or Parquet files with arrays or columns `x` and `y`, one for each client, which owns its rows by its name."""
+    """The form of NPZ or Parquet files with `x` and `y`, one per client; the file's name is the owner of its rows."""
 
     def listed(folder: Path) -> list[Path]:
         return [path for side in sides(folder) for path in files(side, arrays.SUFFIXES)]

@@ -1,4 +1,4 @@
-"""A user's arrays made rows: which numbers are pixels, codes or features, and what is a class or an owner."""
+"""Turn a user's arrays into rows: decide which numbers are pixels, codes or features, and read classes and owners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHANNELS = (1, 3, 4)
 
 
 def inputs(x: NDArray[Any], where: object) -> NDArray[Any]:
-    """Inputs as rows hold them.
+    """Return inputs in the form of `StoredRows`.
 
     floats         features [n, ...], as float32; four dimensions are taken for images, see below
     whole numbers  [n, length]: codes or tokens; [n, H, W], [n, H, W, C] or [n, C, H, W] from 0 to 255: pixels
@@ -52,7 +52,7 @@ def _finite(x: NDArray[np.float32], where: object) -> NDArray[np.float32]:
 
 
 def labels(y: NDArray[Any], where: object) -> Labels | list[str]:
-    """Classes as numbers from 0, or by name."""
+    """Return classes as numbers from 0, or as names."""
     expect(y.dtype.kind in "biuUS", f"{where}: type", str(y.dtype), CLASSES)
     if y.dtype.kind in "US":
         return names(y, where)
@@ -60,7 +60,7 @@ def labels(y: NDArray[Any], where: object) -> Labels | list[str]:
 
 
 def names(owners: NDArray[Any], where: object) -> list[str]:
-    """Names, or numbers that stand for names."""
+    """Return names; whole numbers are taken as names, too."""
     expect(owners.dtype.kind in "iuUS", f"{where}: type", str(owners.dtype), "names or whole numbers")
     flat = _flat(owners, where).tolist()
     return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in flat]

@@ -1,4 +1,4 @@
-"""What the readers share: rows before they are numbered, the two sides of a data set, listings of folders."""
+"""What the readers share: rows before names are numbered, training and test side of a data set, listings of folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = "classes, as whole numbers or names; numbers to predict can be trained
 
 @dataclass(frozen=True)
 class Raw:
-    """Rows as they were read: labels as numbers or as names of classes, owners by name. `where` is for errors."""
+    """Rows as they were read: labels as numbers or class names, owners by name. `where`: what errors call them."""
 
     where: object
     x: NDArray[Any]
@@ -29,7 +29,7 @@ class Raw:
 
 
 def bundle(sides: Sequence[Raw], class_names: Sequence[str] = ()) -> Bundle:
-    """Training rows and, if there are any, test rows, with one numbering of owners and of the classes trained on."""
+    """Bundle training rows and, if there are any, test rows, with one numbering of owners and of training classes."""
     expect(len(sides[0].y) > 0, f"{sides[0].where}: training rows", 0, "at least one")
     sides = alike([side for side in sides if len(side.y)])
     labels, class_names = _classes(sides, class_names)
@@ -39,7 +39,7 @@ def bundle(sides: Sequence[Raw], class_names: Sequence[str] = ()) -> Bundle:
 
 
 def alike(parts: Sequence[Raw]) -> Sequence[Raw]:
-    """The parts, if all have rows of one kind; codes that need more bytes in one of them have as many in all."""
+    """Return the parts, with codes in one dtype; refuse parts whose rows are of different kinds."""
     if len({part.x.dtype for part in parts}) > 1 and all(_codes(part) for part in parts):
         parts = [replace(part, x=part.x.astype(np.int32)) for part in parts]
     kinds = [f"{part.x.dtype} {part.x.shape[1:]}, {_labels(part)}" for part in parts]
@@ -69,7 +69,7 @@ def _classes(sides: Sequence[Raw], names: Sequence[str]) -> tuple[list[Labels], 
 
 
 def _owners(sides: Sequence[Raw]) -> tuple[list[Owners | None], tuple[str, ...]]:
-    """The same name is the same number on both sides."""
+    """Number the owners; the same name gets the same number on both sides."""
     if sides[0].owners is None:
         return [None] * len(sides), ()
     codes, names = numbered(chain.from_iterable(side.owners or () for side in sides))
@@ -79,7 +79,7 @@ def _owners(sides: Sequence[Raw]) -> tuple[list[Owners | None], tuple[str, ...]]
 
 
 def checked(where: object, y: Labels, classes: int | None = None) -> Labels:
-    """Labels from 0, below `classes` if that is known; the error names the first row that is not."""
+    """Return the labels; refuse any below 0 or, if `classes` is known, from `classes` on, and name its row."""
     wrong = np.flatnonzero((y < 0) | (y >= classes) if classes is not None else y < 0)
     if len(wrong):
         below = f"0..{classes - 1}" if classes is not None else "labels from 0"
@@ -88,7 +88,7 @@ def checked(where: object, y: Labels, classes: int | None = None) -> Labels:
 
 
 def listed(where: object, labels: Sequence[Any], classes: int) -> Labels:
-    """A list of labels, if all are whole numbers below `classes`."""
+    """Return a list of labels as an array; refuse any that is not a whole number from 0 to `classes` - 1."""
     for row, label in enumerate(labels):
         if not is_whole(label) or not 0 <= label < classes:
             raise ContractError(f"{where}, row {row}: label {label!r}, expected 0..{classes - 1}")
@@ -96,13 +96,13 @@ def listed(where: object, labels: Sequence[Any], classes: int) -> Labels:
 
 
 def content(path: Path) -> bytes:
-    """A file's bytes."""
+    """Read a file's bytes."""
     with reached(f"{path}: cannot be read"):
         return path.read_bytes()
 
 
 def lines(path: Path) -> list[str]:
-    """A text file's lines that are not empty."""
+    """Read the lines of a text file that are not empty."""
     try:
         return [line for line in content(path).decode().splitlines() if line.strip()]
     except UnicodeDecodeError as error:
@@ -110,23 +110,23 @@ def lines(path: Path) -> list[str]:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What lies in a folder, in sorted order, without hidden files; nothing if there is no such folder."""
+    """The entries of a folder in sorted order, without hidden ones; none if there is no such folder."""
     return sorted(entry for entry in folder.iterdir() if entry.name[0] != ".") if folder.is_dir() else []
 
 
 def files(folder: Path, suffixes: Iterable[str]) -> list[Path]:
-    """The files of these kinds in a folder."""
+    """The files in a folder with one of these suffixes, given in lower case."""
     kinds = tuple(suffixes)
     return [entry for entry in visible(folder) if entry.suffix.lower() in kinds and entry.is_file()]
 
 
 def place(folder: Path, inside: Iterable[str], marks: Iterable[str]) -> Path:
-    """The folder, or the first of those inside it that holds a file named in `marks`; the folder if none does."""
+    """Return the first of `folder` and the folders `inside` it that has a file named in `marks`; else `folder`."""
     names = tuple(marks)
     places = (folder, *(folder / name for name in inside))
     return next((spot for spot in places if any((spot / name).is_file() for name in names)), folder)
 
 
 def there(paths: Iterable[Path]) -> list[Path]:
-    """Those of the files that exist."""
+    """The paths that are existing files."""
     return [path for path in paths if path.is_file()]

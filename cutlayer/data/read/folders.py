@@ -1,9 +1,9 @@
-"""Images in folders: one for each class, or one for each client with those of its classes inside.
+"""Images in folders: one per class, or one per client with a folder per class inside.
 
     ROOT/CLASS/*.png           ROOT/CLIENT/CLASS/*.png
     ROOT/train/CLASS/*.png     ROOT/train/CLIENT/CLASS/*.png      and ROOT/test, or valid, or val, beside train
 
-Classes and clients are numbered in sorted order. Hidden files and files of other kinds are passed over.
+Classes and clients are numbered in sorted order. Hidden files and files of other kinds are ignored.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cutlayer.data.read.common import Raw, bundle, visible
 from cutlayer.data.rows import Bundle, Form
 from cutlayer.errors import ContractError, unknown
 
-LAYOUTS = {"class": 2, "client": 3}  # how deep images lie
+LAYOUTS = {"class": 2, "client": 3}  # depth of the images below the root
 TESTS = ("test", "valid", "val", "validation")
 
 
 def form(size: int | None = None, layout: str = "auto") -> Form:
-    """Images by class or by client; `auto`: as deep as they lie. `size`: resized to size x size."""
+    """The form of images by class or by client; `auto`: by their depth. `size`: resize them to size x size."""
     if layout != "auto" and layout not in LAYOUTS:
         raise unknown("layout", layout, ["auto", *LAYOUTS])
     what = {"class": "CLASS/*.png", "client": "CLIENT/CLASS/*.png", "auto": "CLASS/*.png or CLIENT/CLASS/*.png"}
@@ -37,7 +37,7 @@ def form(size: int | None = None, layout: str = "auto") -> Form:
 
 
 def sides(folder: Path) -> list[Path]:
-    """The folders of training and test rows: `train` and the first of TESTS if no others lie there, or the root."""
+    """The folders of training and test rows: `train` and the first of TESTS if there are no others, else the root."""
     names = {entry.name for entry in visible(folder) if entry.is_dir()}
     if "train" not in names or names - {"train", *TESTS}:
         return [folder]
@@ -45,7 +45,7 @@ def sides(folder: Path) -> list[Path]:
 
 
 def by_client(folder: Path) -> bool:
-    """Whether the first image lies in a client's folder."""
+    """Whether the first image is in a client's folder."""
     train = sides(folder)[0]
     first = next(_images(train), None)
     return first is not None and len(first.relative_to(train).parts) == LAYOUTS["client"]
@@ -60,7 +60,7 @@ def _images(folder: Path, depth: int = 5) -> Iterator[Path]:
 
 
 def _depth(folder: Path, layout: str) -> int:
-    """How deep the first image lies, if that is a layout."""
+    """Return the depth of the layout, or for `auto` that of the first image; refuse a depth that no layout has."""
     first = next(_images(folder), None)
     if first is None:
         raise ContractError(f"{folder}: no images ({' '.join(image.SUFFIXES)})")
@@ -83,7 +83,7 @@ def _side(folder: Path, depth: int, size: int | None) -> Raw:
 
 
 def _no_empty(folder: Path, depth: int, full: set[Path]) -> None:
-    """Refuse a class, or a client, of which nothing is there."""
+    """Refuse a class folder without images, and a client folder without class folders."""
     inside = [entry for entry in visible(folder) if entry.is_dir()]
     if depth and not inside:
         raise ContractError(f"{folder}: a folder without class folders")

@@ -1,4 +1,4 @@
-"""MNIST and its like as published: IDX files, plain or gzipped."""
+"""MNIST and similar data sets as published: IDX files, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cutlayer.data.rows import Bundle, Form
 from cutlayer.errors import ContractError, StoreError, expect
 
 SIDES = ("train", "t10k")
-MOST = 1032  # times its size is what gzip can unpack to
+MOST = 1032  # gzip unpacks to at most this many times the size of a file
 FOLDERS = (".", "raw", "MNIST/raw", "FashionMNIST/raw")
 
 
 def array(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The bytes of an IDX file in their shape."""
+    """Read the bytes of an IDX file as an array."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return _array(path, file, dimensions)
@@ -37,7 +37,7 @@ def _array(path: Path, file: Any, dimensions: int) -> NDArray[np.uint8]:
         raise ContractError(f"{path}: starts with {start[:4].hex()}, expected 000008{dimensions:02}")
     shape = tuple(int(length) for length in np.frombuffer(start, dtype=">u4")[1:])
     size = path.stat().st_size
-    most = size * MOST if path.suffix == ".gz" else size - len(start)  # before anything of that length is asked for
+    most = size * MOST if path.suffix == ".gz" else size - len(start)  # check before reading that many bytes
     expect(math.prod(shape) <= most, f"{path}: shape", shape, f"no more than the file's {size} bytes hold")
     room.check(path, math.prod(shape), size)
     data = file.read(math.prod(shape) + 1)
@@ -46,7 +46,7 @@ def _array(path: Path, file: Any, dimensions: int) -> NDArray[np.uint8]:
 
 
 def _find(folder: Path, side: str, what: str) -> Path | None:
-    """A file under one of its usual names: train-images-idx3-ubyte, train-images.idx3-ubyte, either with .gz."""
+    """Find a file by its usual names: train-images-idx3-ubyte, train-images.idx3-ubyte, either with .gz."""
     names = [f"{side}-{what}{dot}ubyte{end}" for dot in ("-idx?-", ".idx?-") for end in ("", ".gz")]
     names = [name.replace("?", "3" if what == "images" else "1") for name in names]
     return next(iter(there(folder / inside / name for inside in FOLDERS for name in names)), None)

@@ -1,4 +1,4 @@
-"""Encoded images to uint8 pixels."""
+"""Decode images to uint8 pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAMAGE = (OSError, SyntaxError, ValueError, TypeError, EOFError, IndexError, Key
 
 
 def decode(source: bytes | Path, where: object, size: int | None = None, mode: str | None = None) -> Pixels:
-    """An image as uint8 [channels, height, width].
+    """Decode an image to uint8 [channels, height, width].
 
     mode  "L" or "RGB"; None: gray stays gray, everything else becomes RGB (transparency is dropped, 16-bit gray is
           rounded to 8 bits, of an animation the first frame is taken)
@@ -44,7 +44,7 @@ def decode(source: bytes | Path, where: object, size: int | None = None, mode: s
 
 
 def _flat(image: Any, mode: str | None) -> Any:
-    """A Pillow image in mode L or RGB."""
+    """Convert a Pillow image to mode L or RGB."""
     from PIL import Image
 
     if image.mode in DEEP:
@@ -55,13 +55,13 @@ def _flat(image: Any, mode: str | None) -> Any:
     elif image.mode == "F":
         raise ValueError("floating-point pixels, expected 8 or 16 bits")
     elif image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # Pillow warns of the direct way
+        image = image.convert("RGBA")  # Pillow warns about a direct conversion to RGB
     return image.convert(mode or ("L" if image.mode in GRAY else "RGB"))
 
 
 def _room(where: object, shape: tuple[int, ...]) -> Pixels:
     try:
-        room.fits(where, math.prod(shape))  # the system may promise more, and end the program when it is used
+        room.fits(where, math.prod(shape))  # the system may grant more, and kill the program when it is used
         return np.empty(shape, dtype=np.uint8)
     except (MemoryError, ContractError) as error:
         gib = math.prod(shape) / 2**30
@@ -72,7 +72,7 @@ def _room(where: object, shape: tuple[int, ...]) -> Pixels:
 def stack(
     sources: Iterable[tuple[object, bytes | Path]], count: int, size: int | None = None, mode: str | None = None
 ) -> Pixels:
-    """`count` images, each with what stands for it in errors, as one array [count, channels, height, width].
+    """Decode `count` images, each given with what errors call it, into one array [count, channels, height, width].
 
     Gray images among coloured ones become coloured.
     """

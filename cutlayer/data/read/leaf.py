@@ -1,8 +1,8 @@
-"""LEAF's data sets as its scripts leave them: JSON files with users, who own their rows.
+"""LEAF's data sets as its scripts write them: JSON files with users, who own their rows.
 
 femnist      28x28 pixels in [0, 1]: bytes if they are whole 255ths, else float32
 shakespeare  windows of 80 characters and the one that follows
-celeba       names of pictures, which lie in raw/img_align_celeba, resized to 84x84; smiling or not
+celeba       names of pictures, which are in raw/img_align_celeba, resized to 84x84; smiling or not
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GAP = 79  # windows between training and test that LEAF leaves out of Shakespear
 
 
 def form(name: str) -> Form:
-    """One of LEAF's data sets."""
+    """The form of one of LEAF's data sets."""
     if name not in KINDS:
         raise unknown("LEAF data set", name, KINDS)
     kind = KINDS[name]
@@ -45,7 +45,7 @@ def form(name: str) -> Form:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a user's rows are read, and how those of all users are put together."""
+    """How a user's rows are read, and how those of all users are joined."""
 
     x: Callable[[Path, User], Any]
     y: Callable[[User], Labels]
@@ -73,7 +73,7 @@ def _alike(rows: list[Raw]) -> list[Raw]:
 
 
 def _one_kind(parts: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Bytes if all are, else float32."""
+    """Return the parts as bytes if all are bytes, otherwise as float32."""
     if len({part.dtype for part in parts}) == 1:
         return parts
     return [part if part.dtype == np.float32 else (part / 255).astype(np.float32) for part in parts]

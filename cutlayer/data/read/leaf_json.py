@@ -14,7 +14,7 @@ from cutlayer.errors import ContractError, expect
 
 @dataclass(frozen=True)
 class User:
-    """What a file holds of one user; `where` is for errors."""
+    """The rows of one user in a file; `where`: what errors call them."""
 
     name: str
     where: str
@@ -23,7 +23,7 @@ class User:
 
 
 def sides(folder: Path) -> list[list[Path]]:
-    """The files of train and, if there, of test; or those of all_data; in the folder or its `data`; or none."""
+    """The files in train and, if there are any, in test; or else those in all_data; in the folder or its `data`."""
     for base in (folder, folder / "data"):
         train, test, everything = (files(base / name, [".json"]) for name in ("train", "test", "all_data"))
         if train or everything:
@@ -32,7 +32,7 @@ def sides(folder: Path) -> list[list[Path]]:
 
 
 def users(path: Path, gap: int = 0) -> Iterator[User]:
-    """The users of a file that have rows. `gap`: by how many rows num_samples may be too high."""
+    """Yield the users of a file that have rows. `gap`: by how many rows num_samples may be too high."""
     try:
         held = parsed(content(path))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""How LEAF writes rows down: pixels as numbers, windows of text, names of pictures."""
+"""Rows as LEAF writes them: pixels as numbers, windows of text, names of pictures."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cutlayer.errors import ContractError, StoreError
 
 CELEBA_SIZE = 84
 PIXELS = 28 * 28
-TOLERANCE = 1e-6  # of a pixel: float32 is nearer to a 255th than that
+TOLERANCE = 1e-6  # of a pixel: a 255th written as float32 is closer than this
 PICTURES = ("raw/img_align_celeba", "img_align_celeba", "data/raw/img_align_celeba", "data/img_align_celeba")
 
 
 def classes(count: int) -> Callable[[User], Labels]:
-    """Whole numbers below `count`."""
+    """Return a reader of labels that are whole numbers below `count`."""
 
     def read(user: User) -> Labels:
         return listed(user.where, user.y, count)
@@ -31,12 +31,12 @@ def classes(count: int) -> Callable[[User], Labels]:
 
 
 def following(user: User) -> Labels:
-    """The character after each window."""
+    """The code of the character after each window."""
     return text.encode(_strings(user, user.y), user.where, 1)[:, 0].astype(np.int64)
 
 
 def handwriting(folder: Path, user: User) -> NDArray[Any]:
-    """A list of 784 numbers for each character."""
+    """The pixels of each handwritten character, from a list of 784 numbers."""
     x = np.empty((len(user.x), PIXELS))
     for row, pixels in enumerate(user.x):
         try:
@@ -52,7 +52,7 @@ def handwriting(folder: Path, user: User) -> NDArray[Any]:
 
 
 def windows(folder: Path, user: User) -> NDArray[Any]:
-    """Eighty characters before each."""
+    """The codes of each window of 80 characters."""
     return text.encode(_strings(user, user.x), user.where, text.WINDOW)
 
 
@@ -64,7 +64,7 @@ def _strings(user: User, given: list[Any]) -> list[str]:
 
 
 def faces(folder: Path, user: User) -> list[tuple[str, Path]]:
-    """Where the pictures lie; they are decoded when all are known."""
+    """The paths of a user's pictures; they are decoded once those of all users are known."""
     place = pictures(folder)
     if place is None:
         raise StoreError(f"{folder}: no folder {PICTURES[0]} with the pictures")
@@ -75,11 +75,11 @@ def faces(folder: Path, user: User) -> list[tuple[str, Path]]:
 
 
 def pictures(folder: Path) -> Path | None:
-    """Where CelebA's pictures lie, if they are there."""
+    """The folder of CelebA's pictures; None if there is none."""
     return next((folder / name for name in PICTURES if (folder / name).is_dir()), None)
 
 
 def decoded(faces: list[list[tuple[str, Path]]]) -> NDArray[Any]:
-    """The pictures of all users."""
+    """Decode the pictures of all users."""
     flat = [face for own in faces for face in own]
     return image.stack(flat, len(flat), CELEBA_SIZE, "RGB")

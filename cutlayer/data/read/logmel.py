@@ -1,7 +1,7 @@
-"""Recordings as pictures: 32 mel bands by 32 moments, in decibels below the loudest.
+"""Recordings as pictures: 32 mel bands by 32 frames, in decibels below the loudest.
 
-What librosa's `melspectrogram(sr=16000, n_fft=2048, hop_length=512, n_mels=32)` and `power_to_db(ref=max)` give for one
-second: Slaney's mel scale and norm, a periodic Hann window, frames centred with zeros beyond the ends.
+The same as librosa's `melspectrogram(sr=16000, n_fft=2048, hop_length=512, n_mels=32)` and `power_to_db(ref=max)` give
+for one second: Slaney's mel scale and norm, a periodic Hann window, frames centred with zeros beyond the ends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cutlayer.data.read.wav import RATE, Samples
 
 FFT, HOP, BANDS = 2048, 512, 32
 FRAMES = 1 + RATE // HOP
-QUIET = 1e-10  # power below which all is silence
+QUIET = 1e-10  # lower power counts as silence
 RANGE = 80.0  # decibels kept
-AT_ONCE = 16  # clips: their spectra stay in the cache
+AT_ONCE = 16  # clips at a time: their spectra fit the cache
 
 
 def features(clips: Iterable[Samples], count: int) -> NDArray[np.float32]:
-    """`count` clips, cut or padded with silence to a second, as [count, 1, bands, frames]."""
+    """Return pictures [count, 1, bands, frames] of `count` clips, cut or padded with silence to one second."""
     out = np.empty((count, 1, BANDS, FRAMES), dtype=np.float32)
     batch = np.zeros((min(AT_ONCE, count), RATE), dtype=np.int16)
     for row, clip in enumerate(clips):
@@ -37,7 +37,7 @@ def features(clips: Iterable[Samples], count: int) -> NDArray[np.float32]:
 
 
 def logmel(x_BT: Tensor) -> Tensor:
-    """16-bit samples to decibels [B, bands, frames]; in double precision, as 80 dB down little is left of single."""
+    """16-bit samples to decibels [B, bands, frames], in double precision: single is too coarse 80 dB below the peak."""
     window = torch.hann_window(FFT, periodic=True, dtype=torch.float64)
     sound = x_BT.to(torch.float64) / 32768
     spectrum = torch.stft(sound, FFT, HOP, window=window, center=True, pad_mode="constant", return_complex=True)
@@ -48,14 +48,14 @@ def logmel(x_BT: Tensor) -> Tensor:
 
 @cache
 def _filters() -> Tensor:
-    """Triangles over the spectrum [bands, FFT/2 + 1], each of area one: their corners are even on the mel scale."""
+    """Triangular filters over the spectrum [bands, FFT/2 + 1], of area 1, with corners evenly spaced in mel."""
     corners = _hertz(torch.linspace(0, _mel(RATE / 2), BANDS + 2, dtype=torch.float64))[:, None]
     low, mid, high = corners[:-2], corners[1:-1], corners[2:]
     at = torch.linspace(0, RATE / 2, FFT // 2 + 1, dtype=torch.float64)
     return torch.minimum((at - low) / (mid - low), (high - at) / (high - mid)).clamp(min=0) * 2 / (high - low)
 
 
-# Slaney's scale: three mels to 200 Hz up to 1 kHz (15 mel), and from there 27 mels to a factor of 6.4.
+# Slaney's scale: 3 mel per 200 Hz up to 1 kHz (15 mel), and from there 27 mel per factor of 6.4.
 
 
 def _mel(hertz: float) -> float:

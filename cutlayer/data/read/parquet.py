@@ -1,6 +1,6 @@
-"""Data sets in Parquet files as the public hub has them: images, recordings or text with labels and names of owners.
+"""Data sets in Parquet files as on the public hub: images, recordings or text with labels and names of owners.
 
-A data set may lie in several files, the shards of one table: where a path is taken, a list of them is too.
+A data set may be in several files, the shards of one table: `paths` is one path or a list of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _each(paths: Paths) -> list[Path]:
 
 
 def values(path: Path, name: str, expected: str = CLASSES) -> Labels | list[str]:
-    """A column of labels as they are: whole numbers and truth values as numbers, strings as names."""
+    """Read a column of labels: whole numbers and booleans as numbers, strings as names."""
     import pyarrow as pa
 
     found = column(path, name)
@@ -43,7 +43,7 @@ def values(path: Path, name: str, expected: str = CLASSES) -> Labels | list[str]
 
 
 def labels(paths: Paths, name: str, names: bool = False) -> tuple[Labels, tuple[str, ...]]:
-    """Labels from 0 and the names of their classes, if the file has them. `names`: strings are numbered as sorted."""
+    """Read labels from 0 and, if the file has them, class names. `names`: accept strings, numbered in sorted order."""
     parts = {path: values(path, name) for path in _each(paths)}
     said = class_names(next(iter(parts)), name)
     if names and all(isinstance(part, list) for part in parts.values()):
@@ -57,7 +57,7 @@ def labels(paths: Paths, name: str, names: bool = False) -> tuple[Labels, tuple[
 
 
 def class_names(path: Path, name: str) -> tuple[str, ...]:
-    """The names of a label column's classes that the hub writes into the file; none if it did not."""
+    """The class names of a label column that the hub has written into the file; none if it has not."""
     try:
         about = parsed((schema(path).metadata or {})[b"huggingface"])
         return tuple(str(known) for known in about["info"]["features"][name]["names"])
@@ -66,13 +66,13 @@ def class_names(path: Path, name: str) -> tuple[str, ...]:
 
 
 def texts(paths: Paths, name: str) -> list[str]:
-    """A column of names, or of numbers that stand for names."""
+    """Read a column of names; whole numbers are taken as names, too."""
     found = [values(path, name, "names or whole numbers") for path in _each(paths)]
     return [str(cell) for part in found for cell in (part if isinstance(part, list) else part.tolist())]
 
 
 def owners(paths: Paths, name: str) -> tuple[Owners, tuple[str, ...]]:
-    """The owner of every row and the owners' names: those in a column, numbered in sorted order."""
+    """Read a column of owners; return the number of every row's owner, and the owners' names in sorted order."""
     return numbered(texts(paths, name))
 
 
@@ -84,7 +84,7 @@ def images(
     mode: str | None = None,
     names: bool = False,
 ) -> tuple[image.Pixels, Labels, tuple[str, ...]]:
-    """Pixels [n, channels, height, width], labels, and the classes' names if known; `size`, `mode`: as in image."""
+    """Read pixels [n, channels, height, width], labels, and class names if known; `size`, `mode`: as in `image`."""
     every = _each(paths)
     there = schema(every[0]).names
     x = x_column or next((known for known in IMAGE_COLUMNS if known in there), None)
@@ -97,7 +97,7 @@ def images(
 
 
 def audio(paths: Paths) -> tuple[NDArray[np.float32], Labels, tuple[str, ...], list[str]]:
-    """Log-mel pictures of recordings, labels, names of the classes, and of the speaker in every row."""
+    """Read recordings as log-mel pictures, labels, class names, and the name of the speaker of every row."""
     every = _each(paths)
     numbers, classes = labels(every, "label")
     sources = chain.from_iterable(encoded(path, "audio", "audio") for path in every)
@@ -106,7 +106,7 @@ def audio(paths: Paths) -> tuple[NDArray[np.float32], Labels, tuple[str, ...], l
 
 
 def windows(paths: Paths, alphabet: str = text.LEAF) -> tuple[NDArray[np.uint8], Labels, list[str]]:
-    """Codes of windows of text, of the character that follows each, and the role that speaks in every row."""
+    """Read the codes of windows of text and of the character after each, and the role that speaks in every row."""
     every = _each(paths)
     x, y = (
         np.concatenate([text.encode(_strings(path, name), path, length, alphabet) for path in every])

@@ -1,4 +1,4 @@
-"""The public hub's Parquet files as forms: TRAIN.parquet and TEST.parquet, or their shards, in a folder."""
+"""The public hub's Parquet files as forms: train.parquet and test.parquet, or their shards, in a folder."""
 
 from __future__ import annotations
 

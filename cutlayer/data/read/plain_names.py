@@ -1,4 +1,4 @@
-"""What a pickle of plain data may name, and what is put in its place. Nothing named is looked up or called."""
+"""The names that a pickle of plain data may contain, and what replaces them. None of them is imported or called."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ SCALARS = (str, bytes, int, float, type(None), np.generic)
 
 
 class RefusedPickle(Exception):
-    """More than plain data."""
+    """A pickle holds more than plain data."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """Something a file names."""
+    """A function or class that a pickle names."""
 
     name: str
 
 
 @dataclass(eq=False)
 class Unbuilt:
-    """An array, or a dtype by its letters, whose content is still to come; `slots`: where it is remembered."""
+    """An array, or (with `letters`) a dtype, whose content comes later; `slots`: its places in the memo."""
 
     letters: str | None = None
     slots: list[int] = field(default_factory=list)
 
 
 class Arguments(tuple[Any, ...]):
-    """A tuple that is no data: a name, or something not yet built, is in it."""
+    """A tuple that is not data, because it contains a name or something not yet built."""
 
 
 def bracket(items: Sequence[Any]) -> tuple[Any, ...]:
-    """A tuple of items, marked if it is no data."""
+    """Return the items as a tuple, of type Arguments if it is not data."""
     return Arguments(items) if any(isinstance(item, Name | Unbuilt | Arguments) for item in items) else tuple(items)
 
 
 def whole(items: Sequence[Any]) -> Sequence[Any]:
-    """Items that are data."""
+    """Return the items; refuse them if one is not data."""
     if isinstance(bracket(items), Arguments):
         raise RefusedPickle("a name where data are expected")
     return items
 
 
 def known(module: str, name: str) -> Name:
-    """A name under its present module, if it is one of those understood."""
+    """Return a name with its present module; refuse one that is not understood."""
     now = module.replace("numpy.core.", "numpy._core.").replace("__builtin__", "builtins")
     full = f"{now}.{name}"
     if full != "numpy.ndarray" and full not in CALLS:
@@ -61,16 +61,16 @@ def known(module: str, name: str) -> Name:
 
 
 def scalar(value: Any) -> Any:
-    """A member of a set or a key of a dict. Not a tuple: to hash a nest of them may take for ever."""
+    """Return a member of a set or a key of a dict. Refuse tuples: hashing nested ones may take forever."""
     if not isinstance(value, SCALARS):
         raise RefusedPickle(f"a {type(value).__name__} as a key")
     return value
 
 
 def build(unbuilt: Unbuilt, state: Any) -> Any:
-    """The array or dtype of which `state` is the content."""
+    """Return the array or dtype whose content is `state`."""
     if unbuilt.letters is None:
-        shape, dtype, columns_first, data = state[-4:]  # before them a version
+        shape, dtype, columns_first, data = state[-4:]  # a version may precede them
         return _array(data, dtype, shape, "F" if columns_first else "C")
     _, order, *inside = state[:5]
     if _text(order) not in ORDERS or any(part is not None for part in inside):

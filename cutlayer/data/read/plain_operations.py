@@ -1,4 +1,4 @@
-"""The operations a pickle consists of, with the many ways to write one thing down made one."""
+"""The operations of a pickle, with operations that mean the same reduced to one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SAME = {
 
 
 def operations(data: bytes) -> Iterator[tuple[str, Any]]:
-    """Operations with their arguments up to STOP.
+    """Yield operations with their arguments up to STOP.
 
-    As `pickletools.genops` reads them, except for the strings of protocol 0, which it takes for ASCII. Python 2's
-    strings are bytes here.
+    They are read as `pickletools.genops` does, except for the strings of protocol 0, which it takes for ASCII. Python
+    2's strings become bytes.
     """
     stream = io.BytesIO(data)
     while (code := stream.read(1)) != b".":

@@ -1,8 +1,8 @@
 """Pickles of plain data, read without running anything in them.
 
-Understood: None, truth values, numbers, strings, bytes, lists, tuples, dicts, sets, and NumPy's arrays, scalars and
-dtypes of numbers and strings. Everything else is refused. Python 2's strings stay bytes; arrays are read-only views of
-the file's bytes.
+Accepted are None, booleans, numbers, strings, bytes, lists, tuples, dicts, sets, and NumPy's arrays, scalars and dtypes
+of numbers and strings. Everything else is refused. Python 2's strings stay bytes; arrays are read-only views of the
+file's bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DAMAGE = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, Valu
 
 
 def loads(data: bytes, where: object) -> Any:
-    """What a pickle holds; `where` stands for it in errors."""
+    """Return what a pickle holds; `where`: what errors call it."""
     machine = _Machine(len(data))
     try:
         for operation, argument in operations(data):
@@ -35,21 +35,21 @@ def _set(items: Sequence[Any]) -> set[Any]:
 
 
 def _dict(items: Sequence[Any]) -> dict[Any, Any]:
-    """Keys and values in turn."""
+    """Make a dict of alternating keys and values."""
     return {scalar(key): value for key, value in zip(items[::2], whole(items)[1::2], strict=True)}
 
 
 class _Machine:
-    """The stack machine that a pickle is a program for."""
+    """The stack machine that executes a pickle's operations."""
 
     def __init__(self, size: int) -> None:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.room = size  # for what calls may make: together no more than the file holds
+        self.room = size  # bytes or members that calls may still make: in all no more than the bytes of the file
 
     def step(self, operation: str, argument: Any) -> None:
-        """What moves items; `make` makes new ones of them."""
+        """Execute an operation that moves items on the stack; `make` executes those that create an item."""
         match operation:
             case "PUSH":
                 self.stack.append(argument)
@@ -112,13 +112,13 @@ class _Machine:
         raise RefusedPickle(f"operation {operation}")
 
     def top(self, count: int) -> list[Any]:
-        """The last items, taken off."""
+        """Take the last items off the stack."""
         if len(self.stack) < count:
             raise IndexError("nothing left to take")
         return self.cut(len(self.stack) - count)
 
     def marked(self) -> list[Any]:
-        """The items since the last mark, taken off."""
+        """Take the items since the last mark off the stack."""
         return self.cut(self.marks.pop())
 
     def cut(self, start: int) -> list[Any]:

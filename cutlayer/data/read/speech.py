@@ -1,4 +1,4 @@
-"""Speech Commands as published: WORD/SPEAKER_nohash_K.wav; testing_list.txt names the test rows, all others train."""
+"""Speech Commands as published: WORD/SPEAKER_nohash_K.wav; testing_list.txt names the test rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _root(folder: Path) -> Path:
 
 
 def _clips(root: Path) -> list[Path]:
-    """All recordings of words; folders such as _background_noise_ hold none."""
+    """All recordings of words; folders such as _background_noise_ are not words."""
     words = [entry for entry in visible(root) if entry.is_dir() and entry.name[0] != "_"]
     return [path for word in words for path in files(word, [".wav"])]
 
@@ -34,7 +34,7 @@ def _read(folder: Path) -> Bundle:
     clips = {f"{path.parent.name}/{path.name}": path for path in _clips(root)}
     held = [line.strip() for line in lines(root / LIST)]
     for row, name in enumerate(held):
-        if name not in clips and (root / name).parent.is_dir():  # a word may have been left out altogether
+        if name not in clips and (root / name).parent.is_dir():  # the folder of a word may be missing
             raise StoreError(f"{root / LIST}, row {row}: no file {root / name}")
     tested = set(held)
     train, test = ([path for name, path in clips.items() if (name in tested) is side] for side in (False, True))

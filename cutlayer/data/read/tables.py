@@ -1,4 +1,4 @@
-"""Parquet files as columns without empty cells, and where the shards of one lie."""
+"""Columns of Parquet files, without empty cells, and the shards of a data set."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cutlayer.data.read import room
 from cutlayer.data.read.common import files
 from cutlayer.errors import ContractError, StoreError, expect
 
-AT_ONCE = 1024  # rows
-WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value; of all others 8, at least
+AT_ONCE = 1024  # rows read at a time
+WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value; other types take at least 8
 
 
 def shards(folder: Path, split: str) -> list[Path]:
-    """SPLIT.parquet, or all of SPLIT-00000-of-00002.parquet ..., in the folder or in its `data`; none if not there."""
+    """Find SPLIT.parquet, or all of SPLIT-00000-of-00002.parquet ..., in the folder or in its `data`."""
     named = re.compile(rf"{re.escape(split)}-(\d+)-of-(\d+)(-\w+)?\.parquet")
     for spot in (folder, folder / "data"):
         if (spot / f"{split}.parquet").is_file():
@@ -37,7 +37,7 @@ def shards(folder: Path, split: str) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A Parquet file; what cannot be read in it is a StoreError."""
+    """Open a Parquet file; raise a StoreError where it cannot be read."""
     import pyarrow.parquet
 
     try:
@@ -48,14 +48,14 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    """A file, or some of its columns, as a pyarrow table."""
+    """Read a file, or some of its columns, as a pyarrow table."""
     with opened(path) as file:
         room.check(path, _unpacked(file, columns), path.stat().st_size)
         return file.read(columns)
 
 
 def _unpacked(file: Any, columns: Sequence[str] | None) -> int:
-    """The bytes that some columns take as numbers, or as text and lists written one after the other."""
+    """The bytes that some columns take in memory, as far as the file's metadata tell."""
     about = file.metadata
     names = [about.schema.column(k).path.split(".")[0] for k in range(about.num_columns)]
     chosen = [k for k, name in enumerate(names) if columns is None or name in columns]
@@ -64,7 +64,7 @@ def _unpacked(file: Any, columns: Sequence[str] | None) -> int:
 
 
 def schema(path: Path, *expected: str) -> Any:
-    """The names and types of a file's columns, those expected among them."""
+    """Return the names and types of a file's columns; refuse a file without each of those expected exactly once."""
     with opened(path) as file:
         there = file.schema_arrow
     for name in expected:
@@ -75,7 +75,7 @@ def schema(path: Path, *expected: str) -> Any:
 
 
 def column(path: Path, name: str) -> Any:
-    """One column, whole."""
+    """Read one whole column; refuse empty cells."""
     kind = schema(path, name).field(name).type
     values = _text(path, name) if _is_text(kind) else table(path, [name]).column(0)
     if values.null_count:
@@ -92,7 +92,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _text(path: Path, name: str) -> Any:
-    """A column of text, some rows at a time: one that is written once and repeated is longer than the file can tell."""
+    """Read a column of text and check its size a few rows at a time: the metadata count a repeated text only once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -112,7 +112,7 @@ def _text(path: Path, name: str) -> Any:
 
 
 def cells(path: Path, name: str) -> Iterator[tuple[str, Any]]:
-    """A column's cells with what stands for them in errors, some rows at a time; empty ones are None."""
+    """Yield a column's cells, each with what errors call it; empty ones are None. AT_ONCE rows are read at a time."""
     schema(path, name)
     row = 0
     with opened(path) as file:
@@ -124,7 +124,7 @@ def cells(path: Path, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def encoded(path: Path, name: str, what: str) -> Iterator[tuple[str, bytes]]:
-    """A column of encoded images or sounds: bytes, or the hub's pairs of bytes and path."""
+    """Yield a column of encoded images or sounds: bytes, or the hub's pairs of bytes and path."""
     import pyarrow as pa
 
     kind = schema(path, name).field(name).type
@@ -140,7 +140,7 @@ def encoded(path: Path, name: str, what: str) -> Iterator[tuple[str, bytes]]:
 
 
 def numbers(path: Path, name: str) -> NDArray[Any]:
-    """A column of numbers [n], or of equally long lists of them [n, length]."""
+    """Read a column of numbers [n], or of equally long lists of them [n, length]."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Characters as codes: windows of text to uint8, one code for each character."""
+"""Encode windows of text as uint8, one code for each character."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cutlayer.errors import ContractError
 
 LEAF = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 symbols; no others occur in its Shakespeare."""
-WINDOW = 80  # characters before the one to tell
+WINDOW = 80  # characters before the one to predict
 
 
 def encode(strings: Sequence[str], where: object, length: int, alphabet: str = LEAF) -> NDArray[np.uint8]:
-    """Strings as their characters' places in the alphabet, [n, length]; a character outside it is an error."""
+    """Return the places of the strings' characters in the alphabet, [n, length]; refuse a character outside it."""
     lengths = np.fromiter(map(len, strings), dtype=np.int64, count=len(strings))
     if len(odd := np.flatnonzero(lengths != length)):
         row = odd[0]

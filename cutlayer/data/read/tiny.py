@@ -20,7 +20,7 @@ def _root(folder: Path) -> Path:
 
 
 def _classes(root: Path) -> list[str]:
-    """The classes' WordNet numbers; sorted, they are numbered from 0."""
+    """The WordNet ids of the classes in sorted order, in which the classes are numbered from 0."""
     return sorted(line.strip() for line in lines(root / "wnids.txt"))
 
 
@@ -34,7 +34,7 @@ def _train(root: Path, wnids: list[str]) -> Labelled:
 
 
 def _validation(root: Path, wnids: list[str]) -> Labelled:
-    """The pictures that val_annotations.txt lists: name, class, and a box that is of no use here."""
+    """The pictures that val_annotations.txt lists: name, class, and a bounding box, which is ignored."""
     pictures, number = [], {wnid: label for label, wnid in enumerate(wnids)}
     path = root / "val" / "val_annotations.txt"
     for row, line in enumerate(lines(path)):
@@ -46,7 +46,7 @@ def _validation(root: Path, wnids: list[str]) -> Labelled:
 
 
 def _names(root: Path, wnids: list[str]) -> list[str]:
-    """What words.txt calls the classes, if it is there."""
+    """The names of the classes from words.txt; without it, their WordNet ids."""
     path = root / "words.txt"
     words = dict(line.split("\t", 1) for line in lines(path) if "\t" in line) if path.is_file() else {}
     return [words.get(wnid, wnid).strip() for wnid in wnids]

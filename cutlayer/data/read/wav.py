@@ -1,4 +1,4 @@
-"""Recordings: WAV of 16 bits, one channel, 16 kHz."""
+"""WAV recordings of 16 bits, one channel, 16 kHz."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Samples = NDArray[np.int16]
 
 
 def samples(source: bytes | Path, where: object) -> Samples:
-    """The samples of a WAV file or its bytes."""
+    """Read the samples of a WAV file, given by path or as bytes."""
     try:
         with wave.open(io.BytesIO(source) if isinstance(source, bytes) else str(source)) as file:
             kind = (file.getnchannels(), 8 * file.getsampwidth(), file.getframerate())

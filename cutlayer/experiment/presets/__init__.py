@@ -21,7 +21,7 @@ PRESETS: dict[str, Preset] = {"demo": _demo(), **smofi.PRESETS, **cyclesl.PRESET
 
 
 def preset(name: str) -> Preset:
-    """A preset by name."""
+    """Return a preset by name."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]

@@ -19,7 +19,7 @@ class Preset:
     own: str
 
     def method(self, given: str | None) -> Method:
-        """The method of that label or name, or the paper's own."""
+        """Return the method of that label or name; None: the paper's own."""
         if given is None:
             return next(m for m in self.comparison.methods if m.label == self.own)
         known = {slug(word): m for m in self.comparison.methods for word in (m.name, m.label) if word}

@@ -1,7 +1,7 @@
-"""The tasks of CycleSL: its tables 3 and 4, with the values of its table 8. Its "cut c" counts units: cut c - 1 here.
+"""The tasks of CycleSL: its tables 3 and 4, with the values of its table 8. Its "cut c" is cut c - 1 here.
 
-A client takes part if it has a full batch to train on, which with a tenth held out means a few rows more. The
-authors' code keeps incomplete batches, and so do these.
+A client takes part if it has a full batch to train on; since a tenth of its rows is held out, it needs a few rows more
+than a batch. Incomplete batches are kept, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _preset(line: str, task: str, model: str, cut: int, batch: int, lr: float, r
         "batch_size": batch,
         "last_batch": "keep",
         "rounds": rounds,
-        "evaluate_every": 20,  # of all clients; those of a round are tested in it
+        "evaluate_every": 20,  # all clients; those of a round are tested in every round
         "optimizer": {"name": "adam", "lr": lr},
         **more,
     }

@@ -1,6 +1,6 @@
 """The tasks of SMoFi (Yang et al., extended version): tables 1 to 5, figures 4 and 5, with the values tuned there.
 
-Where the paper is silent a choice was made: cut 2 everywhere; the ImageNet stem with batch norm, crops and mirrors;
+Our choices where the paper is silent: cut 2 everywhere; the ImageNet stem with batch norm, crops and mirrors;
 300 rounds and the rate's decay of the other tasks for Shakespeare and Speech; clip 10 for FedNAR.
 """
 
@@ -41,7 +41,7 @@ TUNED = {
 def _task(
     task: str, model: str, clients: tuple[int, int], batch: int, rate: tuple[float, float], rounds: int, **more: Any
 ) -> dict[str, Any]:
-    """`clients`: all of them, and those of a round; `rate`: learning rate and weight decay."""
+    """Return the config of a task. `clients`: in all, and per round; `rate`: learning rate and weight decay."""
     (everybody, m), (lr, wd) = clients, rate
     return {
         "task": task,
@@ -71,7 +71,7 @@ TASKS = {
 
 
 def _momentum(t: Tuned, name: str = "", local: Mapping[str, Any] | None = None, nag: bool = True) -> list[Method]:
-    """A block of table 1: a baseline, and what it is combined with."""
+    """Return a block of table 1: a baseline, alone and combined with other methods."""
     base = {"scheme": "fedavg"} if local is None else {"scheme": "fedavg", "local": dict(local)}
     plus, also = (f"{name} + ", f"{name.lower()}+") if name else ("", "")
     slow = {"name": "slowmo", "lr": t.slow[0], "beta": t.slow[1]}
@@ -88,7 +88,7 @@ def _momentum(t: Tuned, name: str = "", local: Mapping[str, Any] | None = None, 
 
 
 def _split(t: Tuned) -> list[Method]:
-    """Table 2: the split methods."""
+    """Return the split methods of table 2."""
     return [
         Method("SFLV1 (step)", {"scheme": {"name": "sflv1", "every": "step"}}, name="sflv1-step"),
         Method("SFLV1 (epoch)", {"scheme": {"name": "sflv1", "every": "epoch"}}, name="sflv1"),

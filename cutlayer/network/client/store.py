@@ -1,5 +1,5 @@
-"""What a client on a machine of its own keeps there between rounds. The state it began a round with stays until the
-next plan says that the round counts."""
+"""The client state that a client on its own machine keeps between rounds. The state from before a round is kept until a
+later plan says that the round counts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cutlayer.errors import StoreError
 
 
 class ClientStore:
-    """Files own-N.safetensors, N the round they are from, each there twice. Only the end of a round removes any."""
+    """Files own-N.safetensors for round N, each with a copy. Old files are deleted only at the end of a round."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def load(self, confirmed: int) -> ClientState:
-        """What was kept at the end of that round (0: nothing yet)."""
+        """Return what was kept at the end of round `confirmed` (0: nothing yet)."""
         if confirmed == 0:
             return NOTHING
         wrong: Exception | None = None
@@ -33,7 +33,7 @@ class ClientStore:
         ) from wrong
 
     def keep(self, n: int, state: ClientState, confirmed: int) -> None:
-        """The end of round n, beside what it began with; everything else did not count, or no longer does, and goes."""
+        """Write the state at the end of round n, keep the one that the round began with, and delete all others."""
         persistently(lambda: self.folder.mkdir(parents=True, exist_ok=True), self.folder)
         content = pack(state.named())
         for path in self._paths(n):

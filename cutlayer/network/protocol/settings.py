@@ -1,4 +1,4 @@
-"""On what terms a server serves, and a client joins."""
+"""The settings of a server, and the limits of a client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cutlayer.errors import ContractError, expect, is_number
 from cutlayer.network.transport import Code
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-LONGEST = 1_000_000  # seconds that a step may be waited for
+LONGEST = 1_000_000  # seconds: the longest deadline for a step
 Say = Callable[[str], None]
 
 
@@ -21,13 +21,14 @@ def is_port(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Net:
-    """How clients are served.
+    """The settings of a server.
 
-    `certs`: a folder of `cutlayer certs`; without it only this machine is served, unless `insecure`. `min_clients` must
-    come before a run begins. `quorum`: the share of a round's clients that has to finish it; `over_selection` times as
-    many as needed are asked. `deadline`: seconds for a step before one is known to take less; from then on it follows
-    the clients. `grace`: seconds for known clients to come back after a restart. `code`: "float16" or "int8" shortens
-    activations and gradients, at a loss; `zstd` compresses, at none. `give_front`: clients get the last front.
+    `certs`: a folder of `cutlayer certs`; without it only this machine is served, unless `insecure`. `min_clients`: how
+    many must connect before the run begins. `quorum`: the share of a round's clients that must finish it for it to
+    count. `over_selection`: how many times as many clients as needed are asked. `attempts`: tries at one round.
+    `deadline`: seconds for a step, until it is known how long answers take. `grace`: seconds for known clients to come
+    back after a restart. `code`: "float16" or "int8" shortens activations and gradients, with loss of precision.
+    `zstd`: compress everything, without loss. `give_front`: send clients the front at the end.
     """
 
     listen: str = "127.0.0.1:7443"
@@ -66,7 +67,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client lets a server ask of it: beyond that it leaves, its half untouched."""
+    """The most that a server may ask of a client. A client that is asked for more leaves at once."""
 
     steps: int = 100_000  # in a round
     rate: float = 100.0  # the learning rate

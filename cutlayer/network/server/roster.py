@@ -1,4 +1,4 @@
-"""Who takes part in a run over the network: a number for every client that has ever come, for good."""
+"""The clients of a run over the network. From the first round on, each keeps its number."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FILE = "roster.json"
 
 @dataclass
 class Entry:
-    """What is known of a client, for those who watch."""
+    """What is known of a client, and shown to those who watch the run."""
 
     name: str
     samples: int
     round: int = 0
     step: int = 0  # -1: it has reported
-    seconds: float = 0.0  # from the last question to its answer
+    seconds: float = 0.0  # from the last message to its answer
     drops: int = 0
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """client-2 comes before client-10."""
+    """A sort key that puts client-2 before client-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
 class Sizes(Sequence[int]):
-    """|D_j| of every client, also of those that come later."""
+    """|D_j| of every client, including those that join later."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self._entries = entries
@@ -50,9 +50,11 @@ class Sizes(Sequence[int]):
 
 @dataclass
 class Roster:
-    """`names[j]` is client j. Until `fix`, clients are numbered by name, so that it does not matter who came first;
-    afterwards newcomers are put at the end. `path`: where it is written down, so that a run goes on with the same
-    numbers."""
+    """The clients by number: `names[j]` is client j.
+
+    `fix` numbers them by name, so that it does not matter who connected first; later clients are added at the end.
+    `path`: a file that keeps the numbers, for a run that is resumed.
+    """
 
     path: Path | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Roster:
             return sorted(self.sessions)
 
     def enrol(self, session: Connection, samples: Any) -> None:
-        """A client is ready, for the first time or again."""
+        """Register a client that is ready, for the first time or again."""
         name = session.name
         if not (is_whole(samples) and 1 <= samples < 2**48):
             raise ContractError(f"client {name}: samples = {samples!r}: expected a whole number, at least 1")
@@ -100,13 +102,13 @@ class Roster:
                 self.sessions[number] = session
 
     def fix(self) -> None:
-        """The run begins: numbers are given."""
+        """Give the clients their final numbers, when the run begins."""
         with self._lock:
             if self.fixed:
                 return
             there = list(self.sessions.values())
             gone = {entry.name for entry in self.entries} - {session.name for session in there}
-            self.entries[:] = [entry for entry in self.entries if entry.name not in gone]  # they may come anew
+            self.entries[:] = [entry for entry in self.entries if entry.name not in gone]  # these may still join later
             self.entries.sort(key=lambda entry: natural(entry.name))
             self._numbers = {entry.name: j for j, entry in enumerate(self.entries)}
             self.sessions = {self._numbers[session.name]: session for session in there}
@@ -139,7 +141,7 @@ def _copies(path: Path) -> tuple[Path, Path]:
 
 
 def _known(path: Path) -> list[Entry]:
-    """Who has come so far, from the file or its copy."""
+    """Read the known clients from the file, or from its copy."""
     wrong: Exception | None = None
     for file in _copies(path):
         try:

@@ -1,4 +1,4 @@
-"""Bytes between machines: frames, streams and who is at their ends. It knows no algorithm."""
+"""Bytes between machines: frames, streams, and the identity of both ends. Nothing here depends on an algorithm."""
 
 import os
 import socket
@@ -7,21 +7,20 @@ from typing import Literal
 from cutlayer.errors import ContractError
 
 Code = Literal["raw", "float16", "int8"]
-"""How the numbers of activations and gradients are written: as they are, or shorter, at a loss."""
+"""How the numbers of activations and gradients are written: as they are, or shorter, with loss of precision."""
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said in our own words
-EXCLUSIVE = getattr(
-    socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR
-)  # on Windows the latter takes a port from its owner
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves
+# on Windows, SO_REUSEADDR would take the port from the program that listens on it
+EXCLUSIVE = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
 
 
 def plain(text: object, most: int = 300) -> str:
-    """Words that came from another machine, fit for a terminal and a journal."""
+    """Text from another machine, shortened and made safe to print on a terminal and to write to a journal."""
     return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
 
 
 def free(field: str, place: str) -> None:
-    """Refuse a HOST:PORT that nobody here could listen on."""
+    """Refuse a HOST:PORT that this machine cannot listen on."""
     host, _, port = place.rpartition(":")
     wrong: OSError | None = None
     try:

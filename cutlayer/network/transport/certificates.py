@@ -1,4 +1,4 @@
-"""Certificates as such: who signs, what is signed, who has signed what. It knows no folders and no clock."""
+"""Make and sign certificates, and find out who signed one. Nothing here reads files or the clock."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from cryptography.x509.oid import NameOID
 from cutlayer.errors import AuthError, ContractError
 
 Span = tuple[datetime.datetime, datetime.datetime]
-"""Valid from, and until."""
+"""(valid from, valid until)"""
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Who signs."""
+    """An authority, which signs certificates: its key, and its own certificate."""
 
     key: ec.EllipticCurvePrivateKey
     cert: x509.Certificate
 
 
 def self_signed(key: ec.EllipticCurvePrivateKey, name: x509.Name, span: Span) -> x509.Certificate:
-    """An authority's own certificate; it signs nothing but leaves."""
+    """Return an authority's own certificate. It may sign servers' and clients', but no further authority's."""
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     return (
         _begun(name, name, key.public_key(), key.public_key(), span)
@@ -43,7 +43,7 @@ def self_signed(key: ec.EllipticCurvePrivateKey, name: x509.Name, span: Span) ->
 def signed(
     ca: Authority, name: x509.Name, public: CertificatePublicKeyTypes, more: Sequence[x509.ExtensionType], span: Span
 ) -> x509.Certificate:
-    """A certificate for this key. It does not outlive its authority's."""
+    """Return a certificate for this key. It ends no later than the authority's own."""
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
     since, until = span[0], min(span[1], ca.cert.not_valid_after_utc)
     if until <= since:
@@ -59,19 +59,19 @@ def signed(
 
 
 def signer(cert: bytes, believed: bytes) -> x509.Certificate | None:
-    """Whom of those believed a certificate leads to, directly or by others that follow it in its file."""
+    """Return the trusted authority that signed a certificate, directly or through those after it in its file."""
     chain = x509.load_pem_x509_certificates(cert)
     authorities = x509.load_pem_x509_certificates(believed)
     for i, one in enumerate(chain):
         if i and not _has_signed(one, chain[i - 1]):
             return None
         if found := [ca for ca in authorities if _has_signed(ca, one)]:
-            return max(found, key=lambda ca: ca.not_valid_after_utc)  # a renewed one may be beside the old one
+            return max(found, key=lambda ca: ca.not_valid_after_utc)  # its old and its renewed one may both be there
     return None
 
 
 def left(until: datetime.datetime, soon: datetime.timedelta, now: datetime.datetime) -> str:
-    """What to say of a certificate that ends soon ("ends in 9 days, on 2026-11-26"); nothing of others."""
+    """Say when a certificate ends ("ends in 9 days, on 2026-11-26") or has expired; "" if it does not end soon."""
     rest = until - now
     if rest > soon:
         return ""
@@ -91,7 +91,7 @@ def named(name: str) -> x509.Name:
 
 
 def reached(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """The names and addresses of a server."""
+    """The part of a certificate that lists a server's names and addresses."""
     return x509.SubjectAlternativeName([_host(host) for host in hosts])
 
 

@@ -1,4 +1,4 @@
-"""How many connections a server can have: what the system lets it open, less what it needs for its own files."""
+"""How many connections a server can have: the system's limit of open files, less a reserve for its own files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ try:
 except ImportError:  # Windows, where there is no such limit
     resource = None  # type: ignore[assignment]
 
-RESERVE = 256  # descriptors that connections never get: for checkpoints, the journal, the log, data
-MOST = 16_384  # connections
+RESERVE = 256  # descriptors kept free of connections: for checkpoints, the journal, the log, data
+MOST = 16_384  # connections, at most
 
 
 def connections() -> int:
-    """Raise the limit of open files as far as this user may; how many of them connections may take."""
+    """Raise the limit of open files as far as this user may; return how many connections the server can have."""
     if resource is None:
         return MOST  # type: ignore[unreachable]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

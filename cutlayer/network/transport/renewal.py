@@ -1,4 +1,4 @@
-"""New certificates in place of those that end: same name, new validity, and a new key unless the old one is kept."""
+"""Renew certificates: the same name, a new validity, and a new key unless the old one is kept."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cutlayer.network.transport import keys
 from cutlayer.network.transport.certificates import Authority, new_key, pem, reached, self_signed, signed
 from cutlayer.network.transport.identity import DAYS, authority, check_days, revoked, shown, span
 
-WITHIN = datetime.timedelta(days=30)  # what ends by then is due
+WITHIN = datetime.timedelta(days=30)  # certificates that end by then are due
 
 
 @dataclass(frozen=True)
 class Renewed:
-    """One certificate that has been renewed: whose, until when, and what was written."""
+    """A certificate that has been renewed: its name, when it ends, and the files that were written."""
 
     name: str
     until: datetime.datetime
@@ -28,8 +28,11 @@ class Renewed:
 
 @dataclass(frozen=True)
 class Terms:
-    """How to renew. `days`: as at first, unless given; for the authority only where nobody else is renewed with it, so
-    that it outlives them. `hosts`: of the server, in place of those it had."""
+    """How to renew certificates.
+
+    `days`: how long they are valid (None: `DAYS`); if others are renewed too, the authority always gets `DAYS`, so that
+    it outlives them. `hosts`: the server's new names (empty: it keeps the old ones).
+    """
 
     days: int | None = None
     keep_key: bool = False
@@ -41,7 +44,7 @@ class Terms:
 
 
 def everybody(folder: Path) -> list[str]:
-    """Whose certificates can be renewed here: the authority's, the server's, and those of clients not revoked."""
+    """List whose certificates can be renewed: the authority, the server, and the clients that are not revoked."""
     there = sorted(path.parent.name for path in folder.glob("*/cert.pem"))
     if not there:
         raise StoreError(f"{folder}: no certificates in it; expected `cutlayer certs init` first")
@@ -50,15 +53,15 @@ def everybody(folder: Path) -> list[str]:
 
 
 def due(folder: Path, now: datetime.datetime | None = None) -> list[str]:
-    """Of these, the ones that end soon."""
+    """List those of `everybody` whose certificates end soon."""
     until = (now or datetime.datetime.now(datetime.UTC)) + WITHIN
     return [name for name in everybody(folder) if shown(_path(folder, name)).not_valid_after_utc < until]
 
 
 def renew(folder: Path, names: Sequence[str], terms: Terms | None = None) -> list[Renewed]:
-    """Renew the certificates of these: clients, "server", or "ca". All of them, or none where one cannot be.
+    """Renew the certificates of clients, "server" or "ca": all of these names, or none if one of them is refused.
 
-    The authority keeps its name and key, so what it has signed stays good; its new certificate goes into every folder.
+    The authority keeps its name and key, so what it has signed stays valid; its new certificate goes into every folder.
     """
     terms, signing, refused = terms or Terms(), authority(folder), _refused(folder)
     there = {path.parent.name for path in folder.glob("*/cert.pem")} | {"ca"}
@@ -67,11 +70,11 @@ def renew(folder: Path, names: Sequence[str], terms: Terms | None = None) -> lis
             raise unknown("certificate", name, there)
         expect(name not in refused, "client name", name, "one that is not revoked: it would be refused all the same")
         if (key := folder / name / "key.pem").exists():
-            keys.read(key)  # what others may read is said before anything is written
+            keys.read(key)  # raises, before anything is written, if others may read it
     expect(not terms.hosts or "server" in names, "hosts", list(terms.hosts), "the server among those renewed")
     more = {name: _kept(shown(_path(folder, name)), terms.hosts if name == "server" else ()) for name in names}
     for path in sorted(folder.glob("*/ca.pem")):
-        _authorities(path)  # and so is what is damaged
+        _authorities(path)  # likewise if it is damaged
     done = []
     if "ca" in names:
         days = terms.days if set(names) == {"ca"} else None
@@ -96,7 +99,7 @@ def _renew(folder: Path, name: str, ca: Authority, terms: Terms, more: list[x509
 
 
 def _kept(old: x509.Certificate, hosts: Sequence[str]) -> list[x509.ExtensionType]:
-    """What the old certificate is for and where its owner is reached: the new one says the same."""
+    """What a new certificate takes over from the old one: its use, and (unless `hosts`) its names and addresses."""
     found: list[x509.ExtensionType] = [reached(hosts)] if hosts else []
     for kind in (x509.ExtendedKeyUsage, *(() if hosts else (x509.SubjectAlternativeName,))):
         try:
@@ -107,7 +110,7 @@ def _kept(old: x509.Certificate, hosts: Sequence[str]) -> list[x509.ExtensionTyp
 
 
 def _believe(path: Path, ca: x509.Certificate) -> list[Path]:
-    """Put an authority's certificate into a file of them, in place of its older ones; what was written, if anything."""
+    """Put an authority's certificate into a file, in place of its older ones; return the files that were written."""
     there = _authorities(path)
     if ca in there:
         return []
