@@ -66,3 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")  # its controller ends it
     waits = config.getoption("dist", "no") != "no" and not worker
     config.pluginmanager.register(Guard(seconds, waits, last=not worker), "cutlayer-guard")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more process than cores: many tests wait for processes and sockets."""
+    return (os.cpu_count() or 1) + 1

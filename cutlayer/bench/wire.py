@@ -1,4 +1,4 @@
-"""What `cutlayer bench --net` measures: frames, a step's way there and back, and many client processes, over TLS."""
+"""What `cutlayer bench --net` measures: frames, the round trip of a step, and many client processes, over TLS."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server.service import Service
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import written
-from cutlayer.network.transport.hub import METHOD, OPTIONS, Hub
+from cutlayer.network.transport.grpc_hub import METHOD, OPTIONS, GrpcHub
 
 MIB = 2**20
-AIM_TRIP, AIM_CLIENT = 2.0, 5.0  # times a bare echo; milliseconds
+AIM_TRIP, AIM_CLIENT = 2.0, 5.0  # times as long as a bare stream; milliseconds per client
 
 
 def frames() -> Iterator[Row]:
-    """Bytes on the stream beyond those of the tensor."""
+    """The overhead of a frame: bytes on the stream beyond those of the tensor."""
     for kib in (64, 1024, 16 * 1024):
         tensor = torch.randn(kib * 256)
         sent = sum(len(piece) for piece in written("Smashed", {"at": [1000, 1000, 1000, 0]}, [tensor]))
@@ -39,11 +39,11 @@ def frames() -> Iterator[Row]:
 
 
 def trips(repeats: int) -> Iterator[Row]:
-    """A step's way with 1 MiB each way, and a bare gRPC stream's, turn by turn, to the same other process."""
+    """The round trip of a step with 1 MiB each way, and of a bare gRPC stream, alternately, to the same process."""
     with tempfile.TemporaryDirectory() as folder:
         certs = _certs(Path(folder), 1)
         who = identity.read(certs, "server")
-        hub = Hub("127.0.0.1:0", who, lambda name, words: {}, set)
+        hub = GrpcHub("127.0.0.1:0", who, lambda name, words: {}, set)
         bare = Bare(who)
         hub.start()
         with Child("echo", str(certs), str(hub.port), str(bare.port)):
@@ -78,7 +78,7 @@ def _trips(ours: Callable[[], None], bare: Callable[[], None], repeats: int) -> 
 
 
 def many(repeats: int, n: int = 50, steps: int = 20) -> Iterator[Row]:
-    """n client processes with a tiny model: what a step takes beyond its computing, for each of them."""
+    """The time of a step beyond its computation, for each client, with n client processes and a tiny model."""
     case = CASES["tiny-cnn"]
     model, g = case.build(), torch.Generator().manual_seed(0)
     data = (
@@ -119,7 +119,7 @@ def many(repeats: int, n: int = 50, steps: int = 20) -> Iterator[Row]:
 
 
 class Bare:
-    """A gRPC stream with nothing of ours: bytes out, bytes back."""
+    """A bare gRPC stream, without frames: bytes out, bytes back."""
 
     def __init__(self, who: identity.Identity) -> None:
         self._ready = threading.Event()
@@ -161,7 +161,7 @@ class Bare:
 
 
 class Child:
-    """Another process, as long as it is needed."""
+    """A child process; at the end of the `with` block it has ten seconds to end."""
 
     def __init__(self, *words: str) -> None:
         self._process = subprocess.Popen([sys.executable, "-m", "cutlayer.bench.wire_child", *words])  # noqa: S603

@@ -1,4 +1,4 @@
-"""The other end of `cutlayer bench --net`.
+"""The clients' end of `cutlayer bench --net`.
 
 python -m cutlayer.bench.wire_child echo CERTS PORT BARE_PORT
 python -m cutlayer.bench.wire_child clients CERTS PORT N FOLDER
@@ -19,17 +19,18 @@ import torch
 from cutlayer.bench.cases import CASES
 from cutlayer.network.api import join
 from cutlayer.network.transport import identity
-from cutlayer.network.transport.dial import Gone, Line
-from cutlayer.network.transport.hub import METHOD, OPTIONS
+from cutlayer.network.transport.dial import GrpcLine
+from cutlayer.network.transport.grpc_hub import METHOD, OPTIONS
+from cutlayer.network.transport.line import Gone
 
 START = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
 
 
 def echo(certs: str, port: str, bare_port: str) -> None:
-    """Whatever comes goes back: as frames, and as bare bytes."""
+    """Send back everything that arrives, as frames and as bare bytes."""
     who = identity.read(Path(certs), "client-0")
     threading.Thread(target=_bare, args=(who, bare_port), daemon=True).start()
-    line = Line(f"localhost:{port}", who)
+    line = GrpcLine(f"localhost:{port}", who)
     line.greet({})
     line.reader.limit = 2**21
     with contextlib.suppress(Gone):
@@ -48,7 +49,7 @@ def _bare(who: identity.Identity, port: str) -> None:
 
 
 def clients(certs: str, port: str, n: int, folder: str) -> None:
-    """n processes, forked from this one where that is possible, each a client with one torch thread."""
+    """Run n client processes, forked from this one where that is possible, each with one torch thread."""
     torch.set_num_threads(1)
     context = multiprocessing.get_context(START)
     crowd = [context.Process(target=_client, args=(certs, port, j, folder)) for j in range(n)]  # type: ignore[attr-defined]

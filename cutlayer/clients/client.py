@@ -1,4 +1,4 @@
-"""A client: open, forward, backward, close. The same object in every runtime; it never knows the scheme."""
+"""A client, which handles one message after another. It is the same in every runtime, and never knows the scheme."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from torch import Tensor
 
 from cutlayer.clients.messages import (
     Address,
+    Adopt,
     CutGrad,
+    Down,
     FeatureGrad,
     Features,
+    Finish,
     Live,
     Momentum,
+    NextStep,
     Plan,
     Report,
     Smashed,
     Square,
+    Up,
 )
 from cutlayer.core.randomness import address, forward_randomness, rng
 from cutlayer.core.threads import Workers
@@ -47,7 +52,7 @@ class Seat:
 
 
 def naming(work: Callable[P, R]) -> Callable[P, R]:
-    """Whatever goes wrong in a client's computation names the client, its round and its step."""
+    """Make every error in a client's computation name the client, its round and its step."""
 
     @functools.wraps(work)
     def named(*given: P.args, **more: P.kwargs) -> R:
@@ -62,7 +67,7 @@ def naming(work: Callable[P, R]) -> Callable[P, R]:
 
 
 def failed(where: Sequence[Address], error: Exception) -> CutlayerError:
-    """The error of one client's step, or of several in one graph: of the same kind if it is ours, or a ClientError."""
+    """Return the error with clients, round and step in its text: of the same class if it is ours, or a ClientError."""
     clients = ", ".join(str(at.client) for at in where)
     at = f"round {where[0].round}, client{'s' if len(where) > 1 else ''} {clients}, step {where[0].step}"
     if isinstance(error, CutlayerError):
@@ -73,18 +78,38 @@ def failed(where: Sequence[Address], error: Exception) -> CutlayerError:
 class Client:
     """Trains a front on data that never leaves it."""
 
-    def __init__(self, id: int, source: Source) -> None:
-        self.id = id
-        self.source = source
+    def __init__(self, id: int, source: Source, seat: Seat) -> None:
+        self.id, self.source, self.seat = id, source, seat
 
-    def open(self, plan: Plan, seat: Seat) -> None:
-        """Begin a round: with the weights and memory of the plan, or with those it kept, or with empty memory."""
-        self.plan, self.seat, self.taken, self.tried = plan, seat, 0, 0
+    def handle(self, message: Down) -> list[Up]:
+        """Do what a message asks, and return the answers. A late or repeated reply changes nothing."""
+        match message:
+            case Plan():
+                self.open(message)
+            case NextStep():
+                return [self.forward()]
+            case Features():
+                back = self.tail_step(message)
+                return [] if back is None else [back]
+            case CutGrad() if self.asked(message):
+                square = self.backward(message)
+                return [*([] if square is None else [square]), *self.momenta()]
+            case Adopt():
+                self.adopt(message)
+            case Finish():
+                return [self.close()]
+        return []
+
+    def open(self, plan: Plan) -> None:
+        """Begin a round with the weights and memory of the plan, or else those the client kept, or empty memory."""
+        seat = self.seat
+        self.plan, self.taken, self.tried = plan, 0, 0
         self.clipped: int | Tensor = 0
         own = plan.own
         start = plan.start or own.front
         assert start is not None, "a plan without a front is for a client that kept one"
         seat.rows.put(seat.index, start)
+        self.start = start
         self.w0 = start.w.to(seat.rows.w.device)
         if plan.memory is not None:
             seat.memory.put(seat.index, plan.memory)
@@ -97,27 +122,27 @@ class Client:
             len(self.source), plan.address.round, self.id, own.position
         )
         self._next: Indices | None = None
-        self._a: Tensor | None = None  # what the gradient at the cut will be taken back from
-        self.waits = False  # for that gradient
-        self.tail_done = False  # where labels stay: this step has been through the last block
+        self._a: Tensor | None = None  # the smashed data with their graph, until their gradient arrives
+        self.waits = False  # whether it waits for that gradient
+        self.tail_done = False  # where labels stay: whether this step has been through the last block
 
     @property
     def how(self) -> Step:
-        """How it steps."""
+        """The settings of its optimizer step."""
         return Step(self.plan.local, self.plan.optimizer, self.w0, self.plan.eta)
 
     def next(self) -> Indices:
-        """The rows of the next step."""
+        """The indices of the next step's samples; the same until the step begins."""
         if self._next is None:
             self._next = next(self._batches)
         return self._next
 
     def begin(self) -> None:
-        """The next step is under way."""
+        """Mark the next step as begun."""
         self._next, self.waits, self.tail_done = None, True, False
 
     def batch(self) -> tuple[Inputs, Tensor]:
-        """The samples of the next step, which is now under way."""
+        """Begin the next step, and return its samples."""
         plan, device, rows = self.plan, self.seat.rows.half.device, self.next()
         self.begin()
         draw = functools.partial(rng, plan.schedule.seed, plan.address.round, self.id, f"augment/{self.taken}")
@@ -126,7 +151,7 @@ class Client:
 
     @naming
     def live(self) -> Live:
-        """The next step's smashed data with their graph."""
+        """Take the next step forward, and return the smashed data with their graph."""
         x, y = self.batch()
         rows, where = self.seat.rows, self.here()
         seed, drawn = self.plan.schedule.seed, rows.half.style.randomness
@@ -136,18 +161,18 @@ class Client:
             return Live(self.noisy(a), y, rows.leaves(self.seat.index))
 
     def forward(self) -> Smashed:
-        """The next step's smashed data."""
+        """Take the next step forward, and return the smashed data."""
         self._a, y, _ = self.live()
         return self.sent(self._a.detach(), y)
 
     def sent(self, a: Tensor, y: Tensor) -> Smashed:
-        """Labels travel with the smashed data, or stay for `tail_step`."""
+        """Return the message with the smashed data. Labels are sent with them, or stay here for `tail_step`."""
         self._y = y
         return Smashed(self.here(), a, y if self.plan.loss is None else None)
 
     @naming
     def tail_step(self, features: Features) -> FeatureGrad | None:
-        """Where labels stay: the server's features through the last block to the loss, and the gradient back."""
+        """Where labels stay: run the server's features through the last block to the loss, and return the gradient."""
         plan, rows, j, where = self.plan, self.seat.rows, self.seat.index, self.here()
         if plan.loss is None or not self.waits or self.tail_done or features.address != where:
             return None
@@ -162,12 +187,10 @@ class Client:
 
     @naming
     def backward(self, reply: CutGrad) -> Square | None:
-        """Go on from the gradient at the cut: the front's gradient, and its own optimizer's step.
+        """Compute the front's gradient from the one at the cut, and take the optimizer step.
 
-        What it sends back is its half of a joint norm, where the plan's local rule has one.
+        Return the client's part of the joint norm, where the plan's local rule has one.
         """
-        if not self.asked(reply):
-            return None
         seat, plan, own = self.seat, self.plan, torch.zeros((), dtype=torch.float64)
         self.receive(reply)
         w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
@@ -182,31 +205,31 @@ class Client:
         return Square(reply.address, own) if joint(plan.local) else None
 
     def receive(self, reply: CutGrad) -> None:
-        """The front's gradient from the one at the cut, unless it is there already."""
+        """Compute the front's gradient from the one at the cut, unless the server's backward pass has done so."""
         if reply.grad is not None and self._a is not None:
             differentiate(self._a, [self.seat.rows.leaves(self.seat.index)], reply.grad)
 
     @property
     def smashed(self) -> Tensor:
-        """What it has sent, and waits for the gradient of."""
+        """The smashed data whose gradient it waits for."""
         assert self._a is not None, "nothing is under way"
         return self._a
 
     def asked(self, reply: CutGrad) -> bool:
-        """Whether this answers its last step: a doubled or stale reply changes nothing."""
+        """Whether the reply is to the step under way; a stale or repeated one is not."""
         return self.waits and reply.address == self.here()
 
     def stepped(self) -> None:
-        """A step is over."""
+        """Mark the step under way as finished."""
         self._a, self.waits = None, False
         self.taken += 1
 
-    def momentum(self) -> Momentum:
-        """Its optimizer's moments as they are now."""
-        return Momentum(self.here(), self.seat.memory.get(self.seat.index).m)
+    def momenta(self) -> list[Momentum]:
+        """The optimizer's current moments as a message, where the plan asks for them after each step."""
+        return [Momentum(self.here(), self.seat.memory.get(self.seat.index).m)] if self.plan.fuses else []
 
-    def adopt(self, fused: Momentum) -> None:
-        """Take these moments over."""
+    def adopt(self, fused: Adopt) -> None:
+        """Replace the optimizer's moments by the fused ones."""
         if fused.address == self.here():
             self.seat.memory.put(self.seat.index, Moments(fused.m, self.seat.memory.t[self.seat.index]))
 
@@ -226,7 +249,7 @@ class Client:
         )
 
     def noisy(self, a: Tensor) -> Tensor:
-        """Each sample's activations plus Gaussian noise whose expected norm is `noise` times theirs."""
+        """Add Gaussian noise to each sample's activations, with `noise` times their root mean square as deviation."""
         if not self.plan.noise or not a.is_floating_point():
             return a
         generator = torch.Generator()

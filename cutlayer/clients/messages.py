@@ -1,4 +1,4 @@
-"""What travels between server and clients. A client with T steps costs 2T + 2 messages a round.
+"""The messages between server and clients. A client with T steps costs 2T + 2 messages a round.
 
 Plan      down  once    the front, and how to train it
 Smashed   up    T times the activations at the cut, and the labels
@@ -7,17 +7,20 @@ Report    up    once    the trained front
 
 Where labels stay with the client, it holds the last block too, and a step has two more messages (4T + 2 a round):
 
-Features      down  T times what comes out of the server's blocks
+Features      down  T times the output of the server's blocks
 FeatureGrad   up    T times the gradient of the loss there
 
-Two more where a method asks for them: a Square up for each CutGrad (FedNAR's joint norm: 3T + 2 messages), and a
-Momentum each way and step (SMoFi with `fuse_clients`).
+A method may need more after each CutGrad: a Square up (FedNAR's joint norm: 3T + 2 messages), or a Momentum up and an
+Adopt down (SMoFi with `fuse_clients`: 4T + 2).
+
+NextStep and Finish ask a simulated client for its Smashed and its Report. They are never sent over the network: a
+client on another machine knows from its plan what comes next, and sends it without being asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -25,17 +28,23 @@ from torch import Tensor
 from cutlayer.clients.state import NOTHING, ClientState
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.nn.flat import Vectors, Views
-from cutlayer.optim.local import Local
+from cutlayer.optim.local import Local, joint
 from cutlayer.optim.memory import Moments
 from cutlayer.optim.optimizer import Optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SCALAR = 8  # bytes of a number
+WITHIN, NEVER = "between the processes of a run", "never"
+
+
+def travels(how: str) -> dict[str, str]:
+    """Return the metadata of a field that is not sent to other machines."""
+    return {"travels": how}
 
 
 @dataclass(frozen=True)
 class Address:
-    """Which message this is: a stale or doubled one is known by it."""
+    """Identifies a message, so that stale and repeated ones are recognised."""
 
     round: int
     client: int
@@ -45,7 +54,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Plan:
-    """A client's orders for a round."""
+    """What a client is told to do in a round."""
 
     address: Address
     cut: int
@@ -55,19 +64,33 @@ class Plan:
     eta: float
     local: Local | None = None
     noise: float = 0.0  # on the smashed data, relative to its norm
-    loss: Loss | None = None  # where labels stay with the client, which holds the last block too; None: they are sent
-    memory: Moments | None = None  # what the optimizer starts with; None: nothing, or what the client kept
+    loss: Loss | None = None  # for a client that keeps its labels, and holds the last block too; None: labels are sent
+    memory: Moments | None = None  # what the optimizer starts with; None: what the client kept, or nothing
     shares_memory: bool = False  # report the optimizer's memory too
-    keeps_half: bool = False  # its front lives on with the client, from round to round
-    keeps_memory: bool = False  # and so do its optimizer's memory and its position in the data
-    fuses: bool = False  # after every step it sends its momentum, and goes on with the one it gets
-    confirmed: int = 0  # the last round this client took part in that counts: what it kept of later ones does not
-    own: ClientState = NOTHING  # what the client kept; it never travels
-    row: int = 0  # where it sits among clients that share a process; nor does this
+    keeps_half: bool = False  # the client keeps its front from round to round
+    keeps_memory: bool = False  # the client keeps its optimizer's memory and its position in the data
+    fuses: bool = False  # after every step the client sends its momentum, and continues with the fused one
+    confirmed: int = 0  # the client's last round that counts; it must not use state of later rounds
+    own: ClientState = field(default=NOTHING, metadata=travels(WITHIN))  # what the client kept
+    row: int = field(default=0, metadata=travels(WITHIN))  # its place among all clients of the round
 
     @property
     def nbytes(self) -> int:
         return (self.start.nbytes if self.start else 0) + (self.memory.nbytes if self.memory else 0)
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Take the next step forward. Never sent over the network."""
+
+    address: Address
+
+
+@dataclass(frozen=True)
+class Finish:
+    """End the round. Never sent over the network."""
+
+    address: Address
 
 
 @dataclass(frozen=True)
@@ -89,7 +112,7 @@ class Smashed:
 
 @dataclass(frozen=True)
 class Features:
-    """Z_j of one step: what the server's blocks make of A_j, for the client's last block."""
+    """Z_j of one step: the output of the server's blocks for A_j, and the input of the client's last block."""
 
     address: Address
     z: Tensor
@@ -112,7 +135,7 @@ class FeatureGrad:
 
 
 class Live(NamedTuple):
-    """A_j with its graph, y_j, and the front's leaves: of one client, or of several, stacked."""
+    """A_j with its graph, y_j, and the front's leaves, of one client or stacked for several."""
 
     a: Tensor
     y: Tensor
@@ -123,29 +146,32 @@ class Near(Protocol):
     """Clients in the server's own process."""
 
     def live(self, clients: Sequence[int]) -> Live:
-        """Their step forward: [batch, ...] of one, [n, batch, ...] of several."""
+        """Take a step forward with these clients: [batch, ...] for one, [n, batch, ...] for several."""
 
 
 @dataclass
 class Attached:
-    """In place of a Smashed, where client and server share a process: made when it is wanted, its graph attached, so
-    that one backward pass goes through both halves. The bits are those of the two passes."""
+    """Takes the place of a Smashed where client and server share a process.
+
+    The smashed data are computed when they are needed, with their graph, so that one backward pass goes through both
+    halves. The bits are the same as with two passes.
+    """
 
     address: Address
     near: Near
     samples: int
-    nbytes: int = 0  # what would have travelled; known once it is made
+    nbytes: int = 0  # what a Smashed would have; known once the data are computed
 
 
 @dataclass(frozen=True)
 class CutGrad:
-    """dL_j/dA_j of one step; the loss, where the server knows it, stays with its records."""
+    """dL_j/dA_j of one step. The loss, where the server knows it, is for the server's records and is not sent."""
 
     address: Address
-    grad: Tensor | None  # None: it has flowed on into the client's half already
-    loss: Tensor | None
+    grad: Tensor | None  # None: the backward pass has gone on into the client's half
+    loss: Tensor | None = field(default=None, metadata=travels(NEVER))
     square: Tensor | None = None  # ||h||^2 of the server's half, for a joint norm
-    flowed: int = 0  # the bytes of a gradient that has
+    flowed: int = field(default=0, metadata=travels(NEVER))  # the bytes of the gradient, where `grad` is None
 
     @property
     def nbytes(self) -> int:
@@ -158,12 +184,27 @@ class Square:
 
     address: Address
     value: Tensor
-    nbytes: int = SCALAR
+
+    @property
+    def nbytes(self) -> int:
+        return SCALAR
 
 
 @dataclass(frozen=True)
 class Momentum:
-    """A client's optimizer memory after one step, on its way to be fused, or back."""
+    """A client's moments after one step, to be fused."""
+
+    address: Address
+    m: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(m.nbytes for m in self.m)
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """The fused moments that a client continues with."""
 
     address: Address
     m: tuple[Tensor, ...]
@@ -175,15 +216,15 @@ class Momentum:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client ends the round with. A half it keeps does not travel, nor does memory nobody asked for."""
+    """What a client hands in after a round. A half that it keeps is not sent, nor is memory that nobody asked for."""
 
     address: Address
-    end: Vectors | None  # W_c,j after its last step; None: it stays on another machine
+    end: Vectors | None  # W_c,j after its last step; None: it stays on the client's machine
     samples: int  # |D_j|
     memory: Moments | None
     position: int = 0  # batches taken so far, over all rounds
     tried: int = 0  # gradients that the local rule could clip
-    clipped: int = 0  # and those that it did
+    clipped: int = 0  # gradients that it clipped
     keeps_half: bool = False
     shares_memory: bool = False
 
@@ -192,9 +233,36 @@ class Report:
         half = 0 if self.keeps_half or self.end is None else self.end.nbytes
         return half + (self.memory.nbytes if self.shares_memory and self.memory is not None else 0)
 
+    @property
+    def sent(self) -> Report:
+        """The part of it that leaves the client's machine."""
+        end = None if self.keeps_half else self.end
+        return replace(self, end=end, memory=self.memory if self.shares_memory else None)
+
     def own(self, half: bool, memory: bool) -> ClientState:
-        """What lives on with the client: its half, its optimizer's memory and its position in its data."""
+        """Return what the client keeps: its half, its optimizer's memory and its position in its data."""
         front = self.end.clone() if half and self.end is not None else None
         if not memory or self.memory is None:
             return ClientState(front)
         return ClientState(front, self.memory.clone(), self.position)
+
+
+Down = Plan | NextStep | Features | CutGrad | Adopt | Finish
+Up = Smashed | Attached | FeatureGrad | Square | Momentum | Report
+
+
+def answers(message: Down, plan: Plan) -> dict[type[Up], Address]:
+    """Return which messages a client with this plan sends back, with their addresses."""
+    at = message.address
+    match message:
+        case NextStep():
+            return {Smashed: at}
+        case Features():
+            return {FeatureGrad: at}
+        case CutGrad():
+            square: dict[type[Up], Address] = {Square: at} if joint(plan.local) else {}
+            return {**square, Momentum: replace(at, step=at.step + 1)} if plan.fuses else square
+        case Finish():
+            return {Report: at}
+        case Plan() | Adopt():
+            return {}

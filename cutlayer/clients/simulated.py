@@ -5,25 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from cutlayer.clients.client import Client, Seat, failed
 from cutlayer.clients.cohort import Cohort
-from cutlayer.clients.messages import (
-    Attached,
-    CutGrad,
-    FeatureGrad,
-    Features,
-    Live,
-    Momentum,
-    Plan,
-    Report,
-    Smashed,
-    Square,
-)
-from cutlayer.clients.waves import Wave
+from cutlayer.clients.messages import Attached, CutGrad, Down, Finish, Live, NextStep, Plan, Smashed, Up
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source, take_together
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
@@ -44,11 +33,11 @@ class Pending:
 
 
 class LocalCohort(Cohort):
-    """The simulator. `front(cut)` makes the client half; rows are allocated once per cut and cohort size.
+    """The cohort of the simulator. `front(cut)` makes the client half; its rows are reused from round to round.
 
-    A client exists for the round it takes part in; `sources[j]` is what client j holds. `attached`: one backward pass
-    goes through both halves (for schemes that give every client its own gradient). `size`: at most so many fronts are
-    computed in one graph; `stacks`: whether torch.func.vmap can do that for this front.
+    A `Client` exists for one round; `sources[j]` is the data of client j. `attached`: one backward pass goes through
+    both halves (for schemes that give every client its own gradient). `size`: how many fronts at most are computed in
+    one graph; `stacks`: whether torch.func.vmap supports this front.
     """
 
     def __init__(
@@ -67,7 +56,21 @@ class LocalCohort(Cohort):
         self._rows: Rows | None = None
         self._memory: Memory | None = None
 
-    def open(self, plans: Sequence[Plan]) -> None:
+    def ask(self, messages: Sequence[Down]) -> list[Up]:
+        match messages[0]:
+            case Plan():
+                self._open(cast(Sequence[Plan], messages))
+                return []
+            case NextStep():
+                return self._next([self.clients[message.address.client] for message in messages])
+            case CutGrad():
+                return self._scatter(cast(Sequence[CutGrad], messages))
+        answers = self._each(messages)
+        if isinstance(messages[0], Finish):
+            self.clients = {}
+        return answers
+
+    def _open(self, plans: Sequence[Plan]) -> None:
         cut, n = plans[0].cut, len(plans)
         if self._rows is None or self._memory is None or cut != self._cut or n > len(self._rows):
             self._rows = Rows(self.front(cut), n)
@@ -76,11 +79,11 @@ class LocalCohort(Cohort):
         self._pending: list[Pending] = []
         for index, plan in enumerate(sorted(plans, key=lambda plan: plan.row)):
             j = plan.address.client
-            self.clients[j] = Client(j, self.sources[j])
-            self.clients[j].open(plan, Seat(self._rows, self._memory, index))
+            self.clients[j] = Client(j, self.sources[j], Seat(self._rows, self._memory, index))
+            self.clients[j].handle(plan)
 
-    def gather(self, wave: Wave) -> list[Smashed | Attached]:
-        clients = [self.clients[j] for j in wave.clients]
+    def _next(self, clients: Sequence[Client]) -> list[Up]:
+        """Take a step forward with each client; if `attached`, return placeholders that compute it when needed."""
         self._pending = []
         if self.attached:
             return [Attached(client.here(), self, len(client.next())) for client in clients]
@@ -92,16 +95,16 @@ class LocalCohort(Cohort):
         if len(clients) == 1:
             return [clients[0].forward()]
         a, y, _ = self.live([client.id for client in clients])
-        parts = zip(clients, a.detach().contiguous().unbind(), y.unbind(), strict=True)  # as they would arrive by mail
+        parts = zip(clients, a.detach().contiguous().unbind(), y.unbind(), strict=True)  # contiguous, as if received
         return [client.sent(a_j, y_j) for client, a_j, y_j in parts]
 
     def live(self, clients: Sequence[int]) -> Live:
-        """Clients forward, with the graph attached; several of them in one."""
+        """Take a step forward with these clients, in one graph that stays attached."""
         some = [self.clients[j] for j in clients]
         if len(some) == 1:
             return some[0].live()
         seats = [client.seat.index for client in some]
-        beside = seats == list(range(seats[0], seats[0] + len(seats)))  # unless a scheme lays its rows otherwise
+        beside = seats == list(range(seats[0], seats[0] + len(seats)))  # a stack needs neighbouring rows
         live = self._stacked(some) if self.stacks and beside else _side_by_side(some)
         self._pending.append(Pending(some, live.a, live.front))
         return live
@@ -122,8 +125,7 @@ class LocalCohort(Cohort):
         return Live(a, y, stack.rows.half.leaves(stack.views, 0))
 
     def _batches(self, clients: Sequence[Client]) -> tuple[Inputs, Tensor]:
-        """The samples of their next steps, [n, batch, ...] in plain order: in one reading where they lie in one data
-        set."""
+        """The samples of the clients' next steps, contiguous [n, batch, ...]; one read if all share one data set."""
         device = clients[0].seat.rows.half.device
         found = take_together([client.source for client in clients], [client.next() for client in clients], device)
         if found is not None:
@@ -133,11 +135,12 @@ class LocalCohort(Cohort):
         each = [client.batch() for client in clients]
         return ordered(stacked([x for x, _ in each]), False), torch.stack([y for _, y in each])
 
-    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
-        answers = self.workers.map(lambda f: self.clients[f.address.client].tail_step(f), features)
-        return [answer for answer in answers if answer is not None]
+    def _each(self, messages: Sequence[Down]) -> list[Up]:
+        """Let the clients handle their messages side by side, in threads."""
+        each = self.workers.map(lambda message: self.clients[message.address.client].handle(message), messages)
+        return [answer for answers in each for answer in answers]
 
-    def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
+    def _scatter(self, replies: Sequence[CutGrad]) -> list[Up]:
         heard = {reply.address.client: reply for reply in replies}
         pending = self._pending
         self._pending = [group for group in pending if self._backward(group, heard)]
@@ -150,13 +153,14 @@ class LocalCohort(Cohort):
             optimizer_step(self.workers, clients[0].how, rows, memory, seats)
             for client in clients:
                 client.stepped()
-            return []
-        answers = self.workers.map(lambda reply: self.clients[reply.address.client].backward(reply), replies)
-        return [answer for answer in answers if answer is not None]
+            return [momentum for client in clients for momentum in client.momenta()]
+        return self._each(replies)
 
     def _backward(self, group: Pending, heard: dict[int, CutGrad]) -> bool:
-        """Gradients into the rows of those of a group that are answered, unless they have flowed there already; whether
-        the others may be answered later."""
+        """Compute the gradients of a group's clients that have a reply, unless the server's pass has done so already.
+
+        Return whether other clients of the group may still get a reply, so that the graph must be kept.
+        """
         if not any(client.id in heard for client in group.clients):
             return True
         grads = [heard[client.id].grad if client.id in heard else None for client in group.clients]
@@ -172,31 +176,19 @@ class LocalCohort(Cohort):
         return bool(rest)
 
     def _alike(self, clients: Sequence[Client], replies: Sequence[CutGrad]) -> bool:
-        """Whether these clients all take the same kind of step, so that one expression can take it for them."""
+        """Whether these clients all take the same kind of step, so that one expression can take it for all."""
         first = clients[0]
         return all(
             client.asked(reply)
             and client.plan.eta == first.plan.eta
             and not clips(client.plan.local)
-            and (client.plan.local is None or client.plan.start is first.plan.start is not None)
+            and (client.plan.local is None or client.start.w is first.start.w)
             for client, reply in zip(clients, replies, strict=True)
         )
 
-    def momenta(self, clients: Sequence[int]) -> list[Momentum]:
-        return [self.clients[j].momentum() for j in clients]
-
-    def adopt(self, fused: Sequence[Momentum]) -> None:
-        for momentum in fused:
-            self.clients[momentum.address.client].adopt(momentum)
-
-    def close(self, clients: Sequence[int]) -> list[Report]:
-        reports = [self.clients[j].close() for j in clients]
-        self.clients = {}
-        return reports
-
 
 def _side_by_side(clients: Sequence[Client]) -> Live:
-    """Several clients, one after another, their outputs stacked: for a front that vmap cannot do."""
+    """Take a step forward with one client after another and stack the outputs, where vmap cannot be used."""
     each = [client.live() for client in clients]
     with torch.enable_grad():
         a = torch.stack([live.a for live in each])

@@ -1,4 +1,4 @@
-"""The processes that share a run. One by itself is a group of one; `processes.ranks.Ranks` are several."""
+"""The processes that share a run. Here: a group of one process; `processes.ranks.Ranks` is a group of several."""
 
 from __future__ import annotations
 
@@ -11,45 +11,53 @@ from cutlayer.core.threads import Workers
 
 T = TypeVar("T")
 Visit = Callable[[slice, bool], None]
-"""Add this process's share to one part of a running sum; True: the sum begins here."""
+"""Adds this process's share to one part of a running sum; True: this process starts the sum."""
 Wait = Callable[[], None]
 
 
 def at_once() -> None:
-    """Nothing to wait for."""
+    """Return at once: there is nothing to wait for."""
 
 
 class ProcessGroup:
-    """One process: every share is the whole, every sum its own."""
+    """A group of one process: its share is everything, and its own sums are complete."""
 
     rank = 0
     size = 1
 
     @property
     def root(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is rank 0, the process that writes files and reports."""
         return self.rank == 0
 
     def mine(self, items: Sequence[T], unit: int = 1) -> Sequence[T]:
-        """This process's share: neighbours, in whole groups of `unit`."""
+        """Return this process's share: consecutive items, in whole groups of `unit`."""
         return items
 
     def add_up(self, totals: Sequence[Tensor], visit: Visit, workers: Workers) -> Wait:
-        """What every process adds, in the order of their ranks, into `totals`; all have the same once it is waited for,
-        and may compute something else until then."""
+        """Sum what every process adds, in rank order, into `totals`. All processes have the same sums after calling the
+        returned function, and may compute something else before."""
         workers.sweep(len(totals[0]), lambda at: visit(at, True))
         return at_once
 
     def everyones(self, words: Any) -> list[Any]:
-        """What each process says, as plain data, in the order of their ranks."""
+        """Return the plain data that each process passes, in rank order."""
         return [words]
 
     def all_tensors(self, named: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """What each process holds, in the order of their ranks."""
+        """Return the tensors that each process passes, in rank order."""
         return [dict(named)]
 
+    def deal(self, blobs: Sequence[Tensor]) -> Tensor:
+        """Send each process its bytes from the root (other ranks pass nothing); return those of this process."""
+        return blobs[0]
+
+    def gather(self, blob: Tensor) -> list[Tensor]:
+        """Collect the bytes of all processes at the root, in rank order; the others get an empty list."""
+        return [blob]
+
     def from_root(self, words: Any, named: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-        """What the root says and holds."""
+        """Return the plain data and the tensors that the root passes."""
         return words, dict(named)
 
 

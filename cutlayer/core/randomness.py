@@ -1,4 +1,4 @@
-"""Randomness with an address: (seed, round, client, use) names a stream, and nothing else does.
+"""Randomness with an address: a stream of random numbers depends only on (seed, round, client, use).
 
 Two methods with the same seed therefore see the same partition, the same cohorts and the same batches,
 and redoing a round after a crash draws the same numbers again.
@@ -18,9 +18,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Randomness = Literal["none", "own"]
-"""What a model draws in its forward: nothing; or something, which then comes from a generator of its own."""
+"""Whether a model's forward draws random numbers: "none" of them, or some, from its "own" generator."""
 UNADDRESSED = (
-    "the model has drawn random numbers in its forward, which it did not when it was first looked at: "
+    "the model drew random numbers in its forward pass, although it drew none when it was first tried: "
     "this round cannot be repeated to the bit"
 )
 EVERYBODY = -1
@@ -28,19 +28,19 @@ EVERYBODY = -1
 
 
 def address(seed: int, round: int, client: int, use: str) -> int:
-    """The 64-bit number that stands for one address."""
+    """Return the 64-bit number of an address."""
     text = f"{seed}/{round}/{client}/{use}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def rng(seed: int, round: int, client: int, use: str) -> np.random.Generator:
-    """A fresh generator at the address; asking twice gives the same numbers twice."""
+    """Return a new generator at the address; the same address gives the same numbers every time."""
     return np.random.Generator(np.random.PCG64(address(seed, round, client, use)))
 
 
 class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whatever is drawn inside comes from generators of its own, seeded with `number`: torch's global generator, which
-    all threads of a process share, is neither read nor moved. `used`: whether anything was drawn."""
+    """A context in which torch draws from separate generators, seeded with `number`. The global generator, which all
+    threads of a process share, is not changed. `used`: whether anything was drawn."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -55,7 +55,7 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs, how = kwargs or {}, _how_it_draws(func)
         if how is None or kwargs.get("dropout_p") == 0:
             return func(*args, **kwargs)
-        if how == "in parts":  # of operations that are seen here one by one
+        if how == "in parts":  # each of its operations is dispatched here again
             with self:
                 return func.decompose(*args, **kwargs)
         device = _device(args, kwargs)
@@ -74,7 +74,7 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._generators[device]
 
     def _dropout(self, device: torch.device, input: torch.Tensor, p: float, train: bool | None) -> Any:
-        """torch's own, which takes no generator, step by step."""
+        """Do what torch's dropout does, step by step, because torch's takes no generator."""
         mask = torch.ones_like(input, dtype=torch.bool, memory_format=torch.contiguous_format)
         if train is False:
             return input.clone(), mask
@@ -83,8 +83,8 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
 
     def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operation that takes its numbers from the device's global generator and from nowhere else, such as the
-        dropout inside an attention on a GPU: that generator holds our numbers for this one call."""
+        """Run an operation that can draw only from the device's global generator, such as the dropout inside attention
+        on a GPU: for this one call, that generator has the state of ours."""
         names = [argument.name for argument in func._schema.arguments]
         if {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 1) == 0:
             return func(*args, **kwargs)
@@ -106,7 +106,11 @@ _LENDING = threading.Lock()
 
 @functools.cache
 def _how_it_draws(func: Any) -> Any:
-    """None: not at all; an overload that takes a generator; or one of the two hard ways."""
+    """Return how an operation draws random numbers.
+
+    None: it does not; a function: the overload that takes a generator; "in parts": decompose it; "without a generator":
+    only from the global one.
+    """
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return None
     names = {argument.name for argument in func._schema.arguments}
@@ -126,7 +130,7 @@ def _device(args: Any, kwargs: Any) -> torch.device:
 
 
 class _Watched(OwnRandomness):
-    """For a model that drew nothing when it was tried: it says so if that has changed."""
+    """For a model that drew nothing when it was tried: warns if it draws now."""
 
     def __exit__(self, *ended: Any) -> None:
         super().__exit__(*ended)  # type: ignore[no-untyped-call]
@@ -137,8 +141,8 @@ class _Watched(OwnRandomness):
 def forward_randomness(
     kind: Randomness, seed: int, round: int, client: int, step: int, side: str
 ) -> AbstractContextManager[object]:
-    """Where a model's forward pass draws from (dropout): one stream per (round, client, step, side). A model that draws
-    nothing is left alone, and looked at again in the first step of rounds 1, 2, 4, 8, ..."""
+    """Return the context in which a forward pass draws (dropout): one stream per (round, client, step, side). A model
+    that draws nothing needs none, but is checked again in the first step of rounds 1, 2, 4, 8, ..."""
     if kind == "none" and (step > 0 or round & (round - 1)):
         return nullcontext()
     number = address(seed, round, client, f"forward/{side}/{step}")

@@ -1,11 +1,11 @@
-"""Decoded once: a data set as memory-mapped arrays beside a record of what they were made from.
+"""A cache of decoded data sets: memory-mapped arrays, and a record of what they were made from.
 
     CACHE/cifar10-3f2a.../about.json     what it was made from, and the SHA-256 of every array
     CACHE/cifar10-3f2a.../train.x.npy    and train.y, train.owners, test.x, ...
 
-The name holds a digest of what the files hold and are called (`contents`), so data that changed are decoded anew, and
-a folder that has moved is not. The record has a checksum too; what does not match is made again. A cache that cannot be
-written is no error: the arrays then live in memory.
+The folder's name contains a digest of the files' names and contents (see `contents`): data that have changed are
+decoded again, and data that have only moved are not. The record has a checksum too; what does not match is decoded
+again. If the cache cannot be written, the arrays stay in memory, with a warning.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from cutlayer.errors import CutlayerError
 __all__ = ["CacheRebuilt", "find", "folder", "held", "through"]
 
 VARIABLE = "CUTLAYER_CACHE"
-FORMAT = 2  # since the record has a checksum
+FORMAT = 2  # 2: the record has a checksum
 SPLITS = ("train", "test")
-SMALL = 2**16  # bytes: not worth a mapping, and an empty one is not possible
-LONGEST = 100  # bytes of a name; file systems take 255, the digests included
+SMALL = 2**16  # bytes: smaller files are not worth a mapping, and an empty file cannot be mapped
+LONGEST = 100  # bytes of a name; file systems allow 255, including the digests
 
 
 def folder() -> Path:
-    """Where decoded data are kept."""
+    """The folder of decoded data."""
     named = os.environ.get(VARIABLE)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(named) if named else Path(base) / "cutlayer"
 
 
 def through(name: str, form: Form, where: Path, say: str = "") -> Bundle:
-    """What `form` reads in `where`, from the cache if it is there and whole. `say`: further options, for the key."""
+    """Return what `form` reads in `where`, from the cache if it is there intact. `say`: more options for the key."""
     key = _key(form, where, say)
     place = folder() / f"{os.fsencode(name)[:LONGEST].decode(errors='ignore')}-{key}"
-    if os.path.exists(place / "about.json"):  # False, too, where one may not look
+    if os.path.exists(place / "about.json"):  # os.path: False without permission, too
         try:
             return _open(place, key)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -65,17 +65,17 @@ def through(name: str, form: Form, where: Path, say: str = "") -> Bundle:
 
 
 def _key(form: Form, where: Path, say: str) -> str:
-    """A digest of what would be read, and how: another content, another digest."""
+    """A digest of the files' contents and of how they are read."""
     held = contents.digest(form.files(where), where, folder())
     what = f"{FORMAT} {form.needs} {say} {held}".encode(errors="surrogatepass")
     return hashlib.blake2b(what, digest_size=12).hexdigest()
 
 
 def _save(place: Path, key: str, bundle: Bundle) -> None:
-    """Written aside and renamed: it is there whole, or not at all."""
+    """Write to a temporary folder and rename it, so that the cache has all of it or nothing."""
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = place.with_name(f"{place.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    aside.mkdir()  # not mkdtemp: a cache may be shared, and what that makes only its owner may open
+    aside.mkdir()  # not mkdtemp: only its owner could open that, and a cache may be shared
     try:
         about: dict[str, Any] = {"key": key, "class_names": list(bundle.class_names), "sha256": {}}
         for split in SPLITS:
@@ -90,8 +90,8 @@ def _save(place: Path, key: str, bundle: Bundle) -> None:
         try:
             aside.rename(place)
         except OSError:
-            if not os.path.exists(place / "about.json"):  # nobody else has made it meanwhile: it is what a
-                shutil.rmtree(place, ignore_errors=True)  # half-removed one left
+            if not os.path.exists(place / "about.json"):  # not made by another process meanwhile:
+                shutil.rmtree(place, ignore_errors=True)  # left over from a broken removal
                 aside.rename(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -100,7 +100,7 @@ def _save(place: Path, key: str, bundle: Bundle) -> None:
 def _open(place: Path, key: str) -> Bundle:
     about = unseal((place / "about.json").read_bytes())
     if about["key"] != key:
-        raise ValueError("it is of other data")
+        raise ValueError("it belongs to other data")
     arrays: dict[str, Any] = {}
     for name, sha256 in about["sha256"].items():
         path = place / f"{name}.npy"
@@ -125,13 +125,13 @@ def _digest(path: Path) -> str:
 
 
 def held(forms: Sequence[Form], where: Path) -> str:
-    """A digest of the files that the first form that lies in `where` would read; "" if none does."""
+    """A digest of the files in `where` that the first form with any files there would read; "" if there is none."""
     listed = next((files for form in forms if (files := form.files(where))), [])
     return contents.digest(listed, where, folder()) if listed else ""
 
 
 def find(name: str, forms: Sequence[Form], where: Path) -> Bundle | None:
-    """The first form that lies in `where`, decoded; None if none does."""
+    """Return what the first form with files in `where` reads there; None if there is none."""
     for form in forms:
         if form.files(where):
             try:

@@ -1,4 +1,4 @@
-"""A user's own data: a folder of images by class, or by client and class; NPZ or Parquet files, one or one a client."""
+"""A user's own data: images in folders by class, or by client and class; an NPZ or Parquet file, or one per client."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cutlayer.data import cache
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.read import arrays, clients, folders
 from cutlayer.data.rows import Bundle, Form, StoredRows
-from cutlayer.data.transform import Codes, Features, Pixels, Transform
+from cutlayer.data.transform import Codes, Pixels, Transform, Values
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.registry import OWN
 
-PLENTY = 1000  # classes that even a few rows may have
+PLENTY = 1000  # this many classes are accepted even with fewer rows
 
 
 @dataclass(frozen=True)
 class Own:
-    """Where the rows are, and what to take of them."""
+    """Where the rows are, and which columns and layout they have."""
 
     path: str
     test: str | None = None
@@ -72,12 +72,12 @@ class Own:
 
 
 def pictures(path: Path) -> bool:
-    """Whether there are images to read, as far as file names tell."""
+    """Whether there are images to read, judging by file names."""
     return path.is_dir() and not arrays.form().files(path) and not clients.form().files(path)
 
 
 def by_client(path: Path, layout: str, owner: str | None) -> bool:
-    """Whether the rows say whose they are, as far as file names tell."""
+    """Whether the rows name their owners, judging by file names."""
     if owner is not None or layout == "client":
         return True
     if layout == "class" or not path.is_dir() or arrays.form().files(path):
@@ -86,7 +86,8 @@ def by_client(path: Path, layout: str, owner: str | None) -> bool:
 
 
 def _classes(own: Own, train: StoredRows, test: StoredRows) -> int:
-    """As many as the highest label says; a model has an output for each, so labels that are no classes are refused."""
+    """Return the number of classes, from the highest label. A model has an output for each class, so labels that are
+    too high to be classes are refused."""
     most = int(max(train.y.max(), test.y.max(initial=0)))
     enough = max(len(train), PLENTY)
     below = f"classes numbered from 0, below {enough}; numbers that are names of classes can be given as text"
@@ -95,14 +96,14 @@ def _classes(own: Own, train: StoredRows, test: StoredRows) -> int:
 
 
 def seen_as(rows: StoredRows) -> Transform:
-    """How a model sees the rows, from what they are."""
+    """Choose the transform for the rows by their dtype and shape."""
     if rows.x.dtype == np.uint8 and rows.x.ndim == 4:
         return Pixels()
-    return Codes() if rows.x.dtype.kind in "iu" else Features()
+    return Codes() if rows.x.dtype.kind in "iu" else Values()
 
 
 def _renamed(first: Bundle, other: Bundle, path: str) -> StoredRows:
-    """The rows of another file as test rows: its classes, by name, are those of the first."""
+    """Return the rows of another file as test rows, with its classes matched by name to those of the first."""
     rows = other.train
     if rows.x.shape[1:] != first.train.x.shape[1:]:
         shapes = rows.x.shape[1:], first.train.x.shape[1:]

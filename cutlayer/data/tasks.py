@@ -1,5 +1,5 @@
 """Data sets by name. Each is looked for in FOLDER/NAME: as Parquet in the public hub's schema, then in the forms it is
-usually published in; then on the hub itself, where the `hf` extra is installed. `digits` ships with scikit-learn.
+usually published in; then on the hub itself, if the `hf` extra is installed. `digits` ships with scikit-learn.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, StoredRows
-from cutlayer.data.transform import Codes, Features, Pixels, Transform
+from cutlayer.data.transform import Codes, Pixels, Transform, Values
 from cutlayer.errors import ContractError, CutlayerError, StoreError, expect, unknown
 from cutlayer.registry.data import FOLDER_VARIABLE, OWN
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the rows of a task come from, and how a model sees them."""
+    """Where the rows of a task come from, and the transforms that turn them into a model's inputs."""
 
     classes: int
     forms: Sequence[Form]
-    plain: Transform = field(default_factory=Features)
+    plain: Transform = field(default_factory=Values)
     changed: Transform | None = None
     hub: hub.Place | None = None
     gap: int | None = None
@@ -50,7 +50,7 @@ def digits() -> Dataset:
     held = np.zeros(len(y), dtype=bool)
     for label in range(10):
         held[np.flatnonzero(y == label)[::5]] = True
-    return Dataset(StoredRows(x[~held], y[~held]), StoredRows(x[held], y[held]), 10, Features(), Features())
+    return Dataset(StoredRows(x[~held], y[~held]), StoredRows(x[held], y[held]), 10, Values(), Values())
 
 
 def _moved(pixels: Pixels, pad: int) -> Pixels:
@@ -112,7 +112,7 @@ SOURCES: dict[str, Source] = {
         hub=hub.Place("flwrlabs/shakespeare", test=None),
         gap=79,
     ),
-    "speech_commands": Source(35, (parquet_forms.recordings(), speech.FORM), Features(-54.7, 21.3)),
+    "speech_commands": Source(35, (parquet_forms.recordings(), speech.FORM), Values(-54.7, 21.3)),
     OWN: Source(0, ()),
 }
 
@@ -120,9 +120,10 @@ SOURCES: dict[str, Source] = {
 def load_task(
     name: str, folder: Path | None, train_rows: int | None = None, seed: int = 0, own: Own | None = None
 ) -> Dataset:
-    """The rows of a task, or a random `train_rows` of its training rows: `cl.dataset("cifar10", Path("data"))`.
+    """Load the rows of a task, such as `cl.dataset("cifar10", Path("data"))`.
 
-    `folder`: where data sets lie (default: the variable CUTLAYER_DATA).
+    `folder`: where data sets are stored (default: the environment variable CUTLAYER_DATA).
+    `train_rows`: take only this many of the training rows, drawn at random.
     """
     if name not in SOURCES:
         raise unknown("task", name, SOURCES)
@@ -138,13 +139,13 @@ def load_task(
 
 
 def held(name: str, folder: Path | None, own: Own | None = None) -> str:
-    """A digest of the files of a task as they are now; "" where there are none, or none that can be read."""
+    """A digest of the files of a task as they are now; "" if there are none, or they cannot be read."""
     root = data_folder(folder)
     try:
         if own is not None:
             return own.held()
         return cache.held(SOURCES[name].forms, root / name) if root is not None and name in SOURCES else ""
-    except (CutlayerError, OSError, ValueError):  # whoever reads them will say it
+    except (CutlayerError, OSError, ValueError):  # reading the data will raise it
         return ""
 
 
@@ -181,7 +182,7 @@ def _found(name: str, task: Source, root: Path | None) -> Bundle:
 
 
 def _missing(name: str, task: Source, root: Path | None) -> str:
-    """What to put where."""
+    """Say which files to put where."""
     where = root / name if root is not None else Path("FOLDER") / name
     first = (
         f"nothing to read in {where}. "
@@ -202,12 +203,12 @@ def _some(data: Dataset, train_rows: int, seed: int) -> Dataset:
 
 
 def chosen(rows: StoredRows, index: Any) -> StoredRows:
-    """Some of the rows, in memory."""
+    """Return some of the rows, in memory."""
     owners = None if rows.owners is None else rows.owners[index]
     return StoredRows(rows.x[index], rows.y[index], owners, rows.owner_names)
 
 
 def data_folder(folder: Path | None = None) -> Path | None:
-    """The folder given, or the one the environment names."""
+    """The folder given, or else the one that the environment names."""
     named = os.environ.get(FOLDER_VARIABLE)
     return folder or (Path(named) if named else None)

@@ -1,4 +1,4 @@
-"""From rows as they are stored to what a model sees. Random changes are drawn at an address, image by image."""
+"""Turn stored rows into a model's inputs. Random changes are drawn at an address, separately for each image."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torch.nn import functional
 from cutlayer.errors import ContractError, expect, unknown
 
 Draw = Callable[[], np.random.Generator]
-"""The generator at a batch's address; made only where something is drawn."""
+"""Makes the generator at a batch's address; called only if something is drawn."""
 
 
 class Transform(Protocol):
-    """Stored rows to inputs."""
+    """Turns stored rows into inputs."""
 
     @property
     def random(self) -> bool:
         """Whether training changes rows at random."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype, draw: Draw | None) -> Tensor:
-        """`draw`: for what is random in training; None: nothing is."""
+        """Return the inputs. `draw`: for random changes in training; None: make none."""
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """uint8 images to (x/255 - mean)/std by channel; in training first shifted by up to `pad` (black comes in) and
-    mirrored left to right with even odds if `flip`."""
+    """uint8 images to (x/255 - mean)/std by channel. In training, images are first shifted by up to `pad` pixels
+    (filled with black) and, if `flip`, mirrored left to right with probability 1/2."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
@@ -64,7 +64,7 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Features:
+class Values:
     """Numbers as they are, or standardised: (x - mean)/std."""
 
     mean: float = 0.0
@@ -76,18 +76,18 @@ class Features:
         return x if self.mean == 0 and self.std == 1 else (x - self.mean) / self.std
 
 
-FURTHEST = 64  # pixels that a server may ask a client to shift by
-KINDS: dict[str, type[Pixels] | type[Codes] | type[Features]] = {"pixels": Pixels, "codes": Codes, "features": Features}
+FURTHEST = 64  # pixels: the largest shift that a server may ask of a client
+KINDS: dict[str, type[Pixels] | type[Codes] | type[Values]] = {"pixels": Pixels, "codes": Codes, "features": Values}
 
 
 def encode(transform: Transform) -> dict[str, Any] | None:
-    """A transform in words, where it is one of these."""
+    """Return a transform as plain data; None if it is not one of KINDS."""
     kind = next((name for name, made in KINDS.items() if type(transform) is made), None)
     return None if kind is None else {"kind": kind, **{f.name: getattr(transform, f.name) for f in fields(transform)}}  # type: ignore[arg-type]
 
 
 def decode(words: Mapping[str, Any]) -> Transform:
-    """The transform that such words stand for."""
+    """Return the transform that `encode` wrote as plain data."""
     kind, numbers = str(words.get("kind")), {name: value for name, value in words.items() if name != "kind"}
     if kind not in KINDS:
         raise unknown("kind of rows", kind, KINDS)
@@ -108,7 +108,7 @@ def decode(words: Mapping[str, Any]) -> Transform:
 
 
 def _moved(x_BCHW: Tensor, pad: int, flip: bool, rng: np.random.Generator) -> Tensor:
-    """Each image shifted by its own whole number of pixels and, every other time, mirrored."""
+    """Shift each image by its own whole number of pixels and, if `flip`, mirror it with probability 1/2."""
     B, C, H, W = x_BCHW.shape
     down, right = (torch.from_numpy(rng.integers(0, 2 * pad + 1, B)) for _ in range(2))
     rows_BH = down[:, None] + torch.arange(H)

@@ -1,4 +1,4 @@
-"""The end of a round: halves are averaged and updated, and what lives on is gathered from wherever it is.
+"""The end of a round: average and update the halves, and gather the state that lives on from all ranks.
 
 p_j   |D_j| / sum of |D_i| over the clients that reported        W_bar   sum_j p_j W_j
 """
@@ -28,10 +28,10 @@ from cutlayer.schemes.server import Server
 
 
 class Aggregator:
-    """Takes what groups of clients end with, one group after another (usually there is one), then ends the round.
+    """Averages the halves of one group of clients after another (usually there is only one), then ends the round.
 
-    `sizes`: |D_j| of all clients of the round where their reports come in `several` groups or at several ranks, so that
-    p_j is known before the last has come; None: those that reported.
+    `sizes`: |D_j| of all clients of the round. Where reports come in `several` groups or at several ranks, p_j must
+    be known before the last report; None: p_j is over the clients that reported.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Aggregator:
         self.drift: tuple[float | None, float | None] = (None, None)
 
     def add(self, close: Callable[[], Closed], reports: Sequence[Report]) -> None:
-        """A group's halves. Both halves of a client are averaged, or neither."""
+        """Add the halves of one group. Either both halves of a client are averaged, or neither."""
         if not reports and self.processes.size == 1:
             return
         closed = close()
@@ -65,17 +65,17 @@ class Aggregator:
         p = _shares(weights, self.total)
         p_c = p if closed.weights is None else _shares([closed.weights[j] for j in clients], None)
         ends = [report.end for report in reports if report.end is not None]
-        self.fronts = ends if len(ends) == len(reports) else []  # halves that are kept on other machines stay there
+        self.fronts = ends if len(ends) == len(reports) else []  # fronts kept on other machines are not sent
         one = isinstance(closed.halves, Vectors)
         self.backs = [closed.halves] if isinstance(closed.halves, Vectors) else [closed.halves[j] for j in clients]
         self.mean_s.add(self.backs, [1.0] if one else p)
         relayed = s.traits.carry == "relay"
-        known = bool(self.fronts) or self.processes.size > 1  # among ranks, one may have nothing to add
+        known = bool(self.fronts) or self.processes.size > 1  # a rank with no front must still join the sum
         if known:
             self.mean_c.add(self.fronts[-1:] if relayed else self.fronts, [1.0] if relayed else p_c)
         self.made |= self._owned(reports, p)
         self.reports += reports
-        if not self.several:  # otherwise the first groups' halves will be gone when the mean is known
+        if not self.several:  # with several, the first groups' halves are gone by the time the mean is known
             drift_c = drift(self.fronts, self.mean_c.value, s.backend.workers, self.processes) if known else None
             self.drift = (
                 0.0 if relayed else drift_c,
@@ -83,7 +83,7 @@ class Aggregator:
             )
 
     def end(self) -> Global:
-        """Average, update, and gather what lives on."""
+        """Apply the update to the mean and return the state after the round."""
         s, n, state = self.setup, self.n, self.state
         self._without_the_lost()
         W_bar_c, W_bar_s = self.mean_c.value, self.mean_s.value
@@ -100,17 +100,17 @@ class Aggregator:
         self._check_finite(W)
         clients = [j for some in self.processes.everyones([r.address.client for r in self.reports]) for j in some]
         participations = {**state.participations, **{j: state.participations.get(j, 0) + 1 for j in clients}}
-        return Global(n, W, momentum, {**state.kept, **self._everybodys(self.made)}, participations)
+        return Global(n, W, momentum, {**state.owned, **self._everybodys(self.made)}, participations)
 
     def _without_the_lost(self) -> None:
-        """p_j was taken of all clients of the round, and some have not reported."""
+        """Rescale the means if a client did not report: p_j was taken over all clients of the round."""
         reported = sum(self.processes.everyones(sum(1 if self.uniform else report.samples for report in self.reports)))
         if self.total is not None and reported != self.total:
             for mean in (self.mean_c, self.mean_s):
                 mean.scale(self.total / reported)
 
     def _everybodys(self, made: Mapping[Owner, Mapping[str, Tensor]]) -> dict[Owner, OwnedState]:
-        """What owners keep, from all ranks: any client may be at any of them in the next round."""
+        """Return what owners keep, from all ranks: in the next round a client may be at any rank."""
         if self.processes.size > 1:
             flat = {f"{owner}//{name}": tensor for owner, named in made.items() for name, tensor in named.items()}
             gathered: dict[Owner, dict[str, Tensor]] = {}
@@ -122,7 +122,7 @@ class Aggregator:
         return {owner: OwnedState(self.n, tensors) for owner, tensors in made.items()}
 
     def _owned(self, reports: Sequence[Report], p: Sequence[float]) -> dict[Owner, Mapping[str, Tensor]]:
-        """What the round leaves besides the weights, by owner."""
+        """Return the state that lives on besides the weights, by owner."""
         s, server = self.setup, self.server
         made: dict[Owner, Mapping[str, Tensor]] = {owner: moments.named() for owner, moments in server.kept().items()}
         keeps = s.traits.carry == "keep"
@@ -134,7 +134,7 @@ class Aggregator:
         return made
 
     def _momentum(self, reports: Sequence[Report], p: Sequence[float]) -> Moments:
-        """The mean of whole models' optimizer memory."""
+        """Return the mean of the clients' optimizer memory, for the whole model."""
         server, none = self.server, torch.empty(0)
         here = [j for j in server.samples if j in {report.address.client for report in reports}]
         first = list(server.samples).index(here[0]) if here and self.processes.size > 1 else 0
@@ -171,12 +171,12 @@ def _shares(weights: Sequence[float], total: float | None) -> list[float]:
 
 
 def _by_half(like: Tensor, at: int, eta_c: float, eta_s: float) -> Tensor:
-    """A learning rate for each weight."""
+    """Return the learning rate of each weight."""
     eta = torch.full_like(like, eta_s)
     eta[:at] = eta_c
     return eta
 
 
 def _finite(halves: Sequence[Vectors]) -> bool:
-    """A finite sum has finite terms; another sum may have them too."""
+    """Whether all weights are finite. A finite sum proves it; any other sum may be an overflow, so look at each."""
     return all(math.isfinite(float(half.w.sum())) or bool(torch.isfinite(half.w).all()) for half in halves)

@@ -1,4 +1,4 @@
-"""A run from what `train` was asked for: every part is checked, tried and put in its place before a round begins."""
+"""Build a run from the options of `train`; check and try every part before the first round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from cutlayer.clients.cohort import Cohort
 from cutlayer.clients.remote import RemoteClients
 from cutlayer.clients.simulated import LocalCohort
-from cutlayer.core.group import ProcessGroup
+from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.threads import one_thread
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Source
@@ -35,17 +35,17 @@ from cutlayer.nn.flat import Style, half
 from cutlayer.nn.macs import Shape
 from cutlayer.optim.local import joint
 from cutlayer.optim.update import buffers_of
-from cutlayer.processes.cohort import RankCohort
-from cutlayer.processes.ranks import Ranks, join
+from cutlayer.processes.cohort import OwnParts, RankCohort
+from cutlayer.processes.ranks import join
 from cutlayer.schemes.base import Scheme
 from cutlayer.schemes.traits import Traits
 
-MANY = 2**31 - 1  # clients, where anybody may come
+MANY = 2**31 - 1  # stands for the number of clients where anybody may connect
 
 
 @dataclass(frozen=True)
 class Data:
-    """What clients hold, and what is tested on. `away`: the clients are on other machines."""
+    """The clients' training data, and the test data. `away`: the clients, if they are on other machines."""
 
     trains: Sequence[Source]
     tests: Sequence[Source]
@@ -59,7 +59,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Assembly:
-    """What the rest of a run is made of."""
+    """Everything that `_setup` makes a run's setup from."""
 
     options: Options
     parts: Parts
@@ -76,8 +76,8 @@ class Assembly:
 
     @property
     def spread(self) -> bool:
-        """Whether every rank trains whole clients, server halves and all."""
-        return not isinstance(self.processes, Ranks) or self.traits.spread
+        """Whether every rank trains both halves of its clients."""
+        return self.processes.size == 1 or self.traits.spread
 
     @property
     def attached(self) -> bool:
@@ -90,11 +90,11 @@ class Assembly:
 
 
 def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any, options: Options) -> Run:
-    """The run that `rounds` gives back."""
+    """Build the run that `rounds` returns."""
     processes = join(options.ranks)
     options.check(test)
     parts = options.parts()
-    model = twin(model)  # the caller may do with theirs what they like, also between rounds
+    model = twin(model)  # the caller may change the original, even between rounds
     layout, cuts, start, offsets = _cut(model, options, parts)
     schedule = _feed(options, parts)
     on = inputs.device(options.device)
@@ -115,7 +115,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
 def _cut(
     model: nn.Module, options: Options, parts: Parts
 ) -> tuple[Layout, tuple[int, int], Global, Sequence[tuple[int, int, int]]]:
-    """Where the model is cut, its weights, and where the client's part of them ends for each cut."""
+    """Return the layout, the range of cuts, the first state, and where the client's weights end for each cut."""
     layout = Layout(len(blocks_of(model)), tail=int(options.labels == "stay"))
     lo, hi = cut_range(options.cut, layout)
     refuse_senseless(parts, options.protocol, lo != hi, options.labels)
@@ -128,7 +128,7 @@ def _cut(
 
 
 def _feed(o: Options, parts: Parts) -> BatchSchedule:
-    """Which samples clients take."""
+    """Return the schedule of the clients' batches."""
     steps = 1 if o.persists and o.local_steps is None else o.local_steps
     schedule = BatchSchedule(
         o.batch_size, o.local_epochs, steps, o.shuffle, o.last_batch, o.small_client, o.seed, onward=o.persists
@@ -154,7 +154,7 @@ def _data(clients: Sequence[Any] | RemoteClients, test: Any, dtype: torch.dtype)
 
 
 def _some_batch(data: Data, schedule: BatchSchedule, parts: Parts) -> None:
-    """Refuse data of which nobody has a full batch."""
+    """Refuse data in which no client has a full batch."""
     if data.away is None and parts.scheme.traits.regulator is None and not any(map(schedule.per_epoch, data.sizes)):
         most = max(data.sizes)
         raise ContractError(
@@ -164,7 +164,7 @@ def _some_batch(data: Data, schedule: BatchSchedule, parts: Parts) -> None:
 
 
 def _cohort(a: Assembly) -> Cohort:
-    """The clients, wherever they are."""
+    """Return the cohort: clients in this process, on all ranks, or on other machines."""
     s, how, style = a.subject, a.how, a.style
     local = LocalCohort(
         a.data.trains, lambda L: s.front(L, style), how.workers, a.attached, how.size, how.front is None
@@ -172,13 +172,16 @@ def _cohort(a: Assembly) -> Cohort:
     if a.data.away is not None:
         _possible_elsewhere(a.parts.scheme, a.processes, bool(len(a.data.tests)))
         return a.data.away.cohort
-    return RankCohort(local, a.processes) if isinstance(a.processes, Ranks) and not a.spread else local
+    if a.spread or not a.processes.root:
+        return local
+    loss = a.options.loss if s.layout.tail else None
+    return RankCohort(local, a.processes, OwnParts(a.parts.optimizer, a.parts.local, loss), how.size)
 
 
 def _setup(a: Assembly, classes: int | None) -> Setup:
     o, parts, s, away = a.options, a.parts, a.subject, a.data.away
     sizes = a.data.sizes
-    selected = inputs.selected(o.participation, len(sizes)) if away is None else 0  # those who are there decide
+    selected = inputs.selected(o.participation, len(sizes)) if away is None else 0  # depends on who connects
     share = -(-selected // a.processes.size) if a.spread else selected
     separate = a.processes.size == 1 and a.traits.separate and buffers_of(parts.update) != "average"
     moments = parts.optimizer.moments, parts.server_optimizer.moments
@@ -215,6 +218,8 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         spill_cache=SpillCache(None if o.kept_memory is None else int(o.kept_memory * 2**20)),
         backend=a.how,
         processes=a.processes,
+        trains=a.processes if a.spread else ONE_PROCESS,
+        sources=a.data.trains if away is None else (),
         group=group,
         need=lambda: count()(group or share),
         seed=o.seed,
@@ -222,9 +227,9 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
 
 
 def _possible_elsewhere(scheme: Scheme, processes: ProcessGroup, tests: bool) -> None:
-    """Clients on other machines tell neither their labels' counts nor, where they keep them, their fronts."""
+    """Refuse or warn of what remote clients do not allow: they send neither label counts nor fronts that they keep."""
     expect(processes.size == 1, "ranks", processes.size, "one process, where clients are on other machines")
     if scheme.traits.needs_labels == "counts":
-        raise ContractError(f"scheme = {scheme}: it chooses clients by their labels, which are not known elsewhere")
+        raise ContractError(f"scheme = {scheme}: it selects clients by their labels, which stay on their machines here")
     if scheme.traits.carry == "keep" and tests:
         warnings.warn("clients keep their fronts to themselves: there is no whole model to test here", stacklevel=6)

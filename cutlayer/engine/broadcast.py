@@ -1,4 +1,4 @@
-"""What ranks share besides sums: the root's state, its errors, and whose turn it is."""
+"""What ranks exchange besides sums: the root's state and errors, and who builds first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from cutlayer.clients.state import Owner
 from cutlayer.core.group import ProcessGroup
 from cutlayer.engine.records import Global
-from cutlayer.engine.spill import Kept, OwnedState
+from cutlayer.engine.spill import OwnedState, OwnedStates
 from cutlayer.errors import CutlayerError, kinds
 from cutlayer.nn.flat import Vectors
 
@@ -18,28 +18,28 @@ T = TypeVar("T")
 
 
 def send(processes: ProcessGroup, state: Global, since: int = -1) -> None:
-    """The root's part: all of it, but only those owned states that are newer than round `since`."""
-    new = {owner: owned for owner, owned in state.kept.items() if owned.version > since}
+    """Send the root's state to the other ranks, with only those owned states that are newer than round `since`."""
+    new = {owner: owned for owner, owned in state.owned.items() if owned.version > since}
     named: dict[str, Tensor] = {f"W//{kind}": v for kind, v in state.W._asdict().items()}
     named |= {f"update//{name}": tensor for name, tensor in state.update.items()}
     for owner, owned in new.items():
-        named |= {f"kept/{owner}//{name}": tensor for name, tensor in owned.open().items()}
+        named |= {f"owned/{owner}//{name}": tensor for name, tensor in owned.open().items()}
     words = {
         "n": state.n,
         "participations": list(state.participations.items()),
-        "owners": list(state.kept),
+        "owners": list(state.owned),
         "versions": {owner: owned.version for owner, owned in new.items()},
     }
     processes.from_root(words, named)
 
 
 def fail(processes: ProcessGroup, error: CutlayerError) -> None:
-    """The root's part when it cannot go on: the others end with the same error."""
+    """Tell the other ranks that the root failed, so that they raise the same error."""
     processes.from_root({"failed": [type(error).__name__, str(error)]}, {})
 
 
-def receive(processes: ProcessGroup, kept: Kept) -> Global:
-    """The others' part. `kept`: the owned states that this rank has already."""
+def receive(processes: ProcessGroup, kept: OwnedStates) -> Global:
+    """Receive the root's state. `kept`: the owned states that this rank already has."""
     words, named = processes.from_root(None, {})
     if "failed" in words:
         kind, text = words["failed"]
@@ -49,18 +49,18 @@ def receive(processes: ProcessGroup, kept: Kept) -> Global:
         owner, _, name = key.rpartition("//")
         owners.setdefault(owner, {})[name] = tensor
     W, update = Vectors(**owners.pop("W")), owners.pop("update", {})
-    new = {Owner(owner): OwnedState(v, owners.get(f"kept/{owner}", {})) for owner, v in words["versions"].items()}
+    new = {Owner(owner): OwnedState(v, owners.get(f"owned/{owner}", {})) for owner, v in words["versions"].items()}
     return Global(words["n"], W, update, _still(words, {**kept, **new}), dict(words["participations"]))
 
 
-def _still(words: Mapping[str, Any], kept: Kept) -> Kept:
-    """Only what the root has too."""
+def _still(words: Mapping[str, Any], kept: OwnedStates) -> OwnedStates:
+    """Return the owned states that the root still has."""
     return {owner: kept[owner] for owner in words["owners"]}
 
 
 def in_turn(processes: ProcessGroup, make: Callable[[], T]) -> T:
-    """The same made at every rank: at the root first, which leaves what it decodes in the cache for the others. What
-    goes wrong at one goes wrong at all."""
+    """Call `make` at every rank: first at the root, so that the others find the data it decoded in the cache. If it
+    fails at one rank, every rank raises."""
     made: list[T] = []
     for turn in (True, False) if processes.size > 1 else (True,):
         failed = None
@@ -74,7 +74,7 @@ def in_turn(processes: ProcessGroup, make: Callable[[], T]) -> T:
 
 
 def at_root(processes: ProcessGroup, act: Callable[[], T]) -> T | None:
-    """Done at the root alone, while the others wait."""
+    """Call `act` at the root only, while the other ranks wait. If it fails, every rank raises."""
     failed, done = None, None
     if processes.root:
         try:

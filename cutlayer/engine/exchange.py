@@ -1,5 +1,7 @@
-"""The talk of one round between a scheme's session and the clients. A client that misses a turn is lost for the round:
-it is asked for nothing more."""
+"""The messages of one round between a scheme's session and the clients.
+
+A client whose answer is missing is lost for the round: it is asked for nothing more.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,21 @@ from cutlayer.clients.messages import (
     CutGrad,
     FeatureGrad,
     Features,
+    Finish,
     Momentum,
+    NextStep,
     Plan,
     Report,
     Smashed,
     Square,
+    Up,
 )
 from cutlayer.clients.waves import Wave
 from cutlayer.engine.records import Ledger
 from cutlayer.optim.local import Local, joint
 from cutlayer.schemes.base import Fuses, Session
 
-M = TypeVar("M", bound=Smashed | Attached | FeatureGrad | Report | Square | Momentum)
+M = TypeVar("M", bound=Up)
 
 
 class Exchange:
@@ -37,11 +42,12 @@ class Exchange:
         self.joint = joint(local)
         self.ledger = Ledger()
         self._silent: set[int] = set()
+        self._momenta: list[Up] = []  # answers to the wave's gradients, kept until all are there to be fused
 
     def leg(self, plans: Sequence[Plan], waves: Iterable[Wave], session: Session) -> list[Report]:
-        """These clients from plan to report."""
+        """Take these clients through the round: send their plans, play the waves, return their reports."""
         if plans:
-            self.cohort.open(plans)
+            self.cohort.ask(plans)
         self.ledger.down += sum(plan.nbytes for plan in plans)
         taken = {plan.address.client: 0 for plan in plans}
         own = set(taken)
@@ -50,18 +56,21 @@ class Exchange:
             wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch, others)
             if wave.clients or wave.on_other_ranks:
                 self._wave(wave, taken, session)
-        arrived = self.cohort.close(list(taken)) if taken else []
-        reports = admit(arrived, {j: self._at(j, -1) for j in taken})
+        end = {j: self._at(j, -1) for j in taken}
+        arrived = self.cohort.ask([Finish(at) for at in end.values()]) if end else []
+        reports = admit(arrived, end, Report)
         self.ledger.up += sum(report.nbytes for report in reports)
         return reports
 
     def _wave(self, wave: Wave, taken: dict[int, int], session: Session) -> None:
-        arrived = self.cohort.gather(wave) if wave.clients else []
-        smashed = admit(arrived, {j: self._at(j, taken[j]) for j in wave.clients})
-        self._silent = set(wave.clients) - {message.address.client for message in smashed}
-        replies = session.step(wave, cast(list[Smashed], smashed))  # what is Attached, a scheme does not look into
-        if replies and not self.joint:  # with a joint norm they have gone out in the middle of the step
-            self.cohort.scatter(replies)
+        due = {j: self._at(j, taken[j]) for j in wave.clients}
+        arrived = self.cohort.ask([NextStep(at) for at in due.values()]) if due else []
+        smashed: list[Smashed | Attached] = admit(arrived, due, Smashed, Attached)
+        self._silent = set(due) - {message.address.client for message in smashed}
+        self._momenta = []
+        replies = session.step(wave, cast(list[Smashed], smashed))  # a scheme does not look inside Attached
+        if replies and not self.joint:  # with a joint norm they were sent in the middle of the step
+            self._momenta += self.cohort.ask(replies)
         self.ledger.wave(smashed, replies)
         for message in smashed:
             taken[message.address.client] += 1
@@ -74,33 +83,39 @@ class Exchange:
         return Address(self.n, client, step, self.attempt)
 
     def tail_step(self, features: Sequence[Features]) -> Mapping[int, Tensor]:
-        """Where labels stay with the clients: their gradients of these features. One that does not answer is lost."""
-        grads = admit(self.cohort.tail_step(features), {f.address.client: f.address for f in features})
+        """Send features to clients that keep their labels; return the gradients. A client with no answer is lost."""
+        due = {f.address.client: f.address for f in features}
+        grads = admit(self.cohort.ask(features) if features else [], due, FeatureGrad)
         self.ledger.down += sum(f.nbytes for f in features)
         self.ledger.up += sum(grad.nbytes for grad in grads)
-        self._silent |= {f.address.client for f in features} - {grad.address.client for grad in grads}
+        self._silent |= set(due) - {grad.address.client for grad in grads}
         return {grad.address.client: grad.grad for grad in grads}
 
     def send(self, replies: Sequence[CutGrad]) -> Mapping[int, Tensor]:
-        """Gradients to the clients; ||h||^2 of their halves back. One that does not answer is lost."""
-        squares = admit(self.cohort.scatter(replies), {r.address.client: r.address for r in replies})
+        """Send gradients to the clients in the middle of a step; return ||h||^2 of their halves. A client with no
+        answer is lost."""
+        due = {reply.address.client: reply.address for reply in replies}
+        arrived = self.cohort.ask(replies) if replies else []
+        self._momenta += arrived
+        squares = admit(arrived, due, Square)
         self.ledger.up += sum(square.nbytes for square in squares)
-        self._silent |= {r.address.client for r in replies} - {square.address.client for square in squares}
+        self._silent |= set(due) - {square.address.client for square in squares}
         return {square.address.client: square.value for square in squares}
 
     def _fuse(self, clients: Sequence[int], taken: Mapping[int, int], session: Fuses) -> None:
-        momenta = admit(self.cohort.momenta(clients), {j: self._at(j, taken[j]) for j in clients})
+        momenta = admit(self._momenta, {j: self._at(j, taken[j]) for j in clients}, Momentum)
         self._silent |= set(clients) - {momentum.address.client for momentum in momenta}
         fused = session.fuse(momenta) if momenta else []
-        self.cohort.adopt(fused)
+        if fused:
+            self.cohort.ask(fused)
         self.ledger.up += sum(momentum.nbytes for momentum in momenta)
         self.ledger.down += sum(momentum.nbytes for momentum in fused)
 
 
-def admit(arrived: Sequence[M], expected: Mapping[int, Address]) -> list[M]:
-    """The expected messages among those that arrived, in the order expected: each once, none from another step."""
+def admit(arrived: Sequence[Up], expected: Mapping[int, Address], *kinds: type[M]) -> list[M]:
+    """Return the expected messages among those that arrived, in the expected order, one per client."""
     first: dict[int, M] = {}
     for message in arrived:
-        if expected.get(message.address.client) == message.address:
+        if isinstance(message, kinds) and expected.get(message.address.client) == message.address:
             first.setdefault(message.address.client, message)
     return [first[j] for j in expected if j in first]

@@ -1,4 +1,4 @@
-"""What a round leaves: the state that lives on, the record that is written down, the ledger of what it cost."""
+"""What a round produces: the state that lives on, the record for the journal, and the ledger of its costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutlayer.clients.state import NOTHING, ClientState, Owner
 from cutlayer.core.group import ONE_PROCESS
 from cutlayer.core.threads import Workers
 from cutlayer.engine.metrics import Series
-from cutlayer.engine.spill import Kept
+from cutlayer.engine.spill import OwnedStates
 from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.averaging import Mean
@@ -26,7 +26,7 @@ from cutlayer.optim.update import State
 
 @dataclass(frozen=True)
 class Round:
-    """The record of one round. Every field but `n` may be missing in a journal of another version, so has a default.
+    """The record of one round. A journal of another version may lack any field but `n`, so each has a default.
 
     >>> Round(n=3, accuracy=0.912, loss=0.3121, participants=12, steps=240, bytes_up=1_468_006, seconds=0.8)
     Round 3: accuracy 91.20 %, loss 0.312, 12 clients, 240 steps, 1.4 MiB, 0.8 s
@@ -38,10 +38,10 @@ class Round:
     f1: float | None = None
     mcc: float | None = None
     auc: float | None = None
-    metric: float | None = None  # the caller's own
+    metric: float | None = None  # the caller's own metric
     participants: int = 0  # clients that finished the round
     skipped: int = 0  # selected, but without a full batch
-    lost: int = 0  # opened, but silent before the end
+    lost: int = 0  # started the round, but did not finish it
     steps: int = 0
     samples: int = 0
     bytes_up: int = 0
@@ -50,18 +50,18 @@ class Round:
     macs_server: int = 0
     sim_seconds: float | None = None
     seconds: float = 0.0
-    drift_client: float | None = None  # mean distance of the halves to their mean, before averaging; None: in groups
+    drift_client: float | None = None  # mean distance of the halves to their mean; None: they trained in groups
     drift_server: float | None = None
     train_loss: float | None = None
     clip_rate: float | None = None  # share of the gradients that the local rule clipped
-    lr: float | None = None  # None, as with the cut: the journal does not say
+    lr: float | None = None  # None, here and for the cut: the journal does not say
     cut: int | None = None
-    clients: tuple[int, ...] = ()  # who finished it
-    client_steps: tuple[int, ...] = ()  # and with how many steps
-    client_samples: tuple[int, ...] = ()  # and samples
+    clients: tuple[int, ...] = ()  # that finished the round
+    client_steps: tuple[int, ...] = ()  # of each of them
+    client_samples: tuple[int, ...] = ()  # of each of them
     series: Mapping[str, Series] = field(default_factory=dict)  # with a test set per client: sampled, ever, all
     faults: tuple[str, ...] = ()  # over a network: who left the round, or an attempt at it, and why
-    more: Mapping[str, Any] = field(default_factory=dict)  # what a newer version has written down beside these
+    more: Mapping[str, Any] = field(default_factory=dict)  # fields that only a newer version knows
 
     def __repr__(self) -> str:
         scores = {"loss": self.loss, "metric": self.metric}
@@ -79,7 +79,7 @@ class Round:
 
 
 def counted(many: int, what: str) -> str:
-    """So many of something, in words.
+    """Return a number and what it counts, in words.
 
     >>> counted(1, "client"), counted(1200, "step")
     ('1 client', '1,200 steps')
@@ -88,14 +88,14 @@ def counted(many: int, what: str) -> str:
 
 
 def _size(many: int) -> str:
-    """So many bytes, in words."""
+    """Return a number of bytes, in words."""
     if many < 2**10:
         return f"{many} B"
     power = min((many.bit_length() - 1) // 10, 4)
     return f"{many / 2 ** (10 * power):,.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
-TUPLES = ("clients", "client_steps", "client_samples", "faults")  # of a Round: lists, once they were written as JSON
+TUPLES = ("clients", "client_steps", "client_samples", "faults")  # fields of a Round that JSON turns into lists
 
 
 @dataclass(frozen=True)
@@ -103,28 +103,28 @@ class Global:
     """Everything that lives on between rounds, and so everything a checkpoint holds."""
 
     n: int
-    W: Vectors  # where clients keep their half: the half of one that has not taken part yet, and the server's
+    W: Vectors  # where clients keep their fronts: the front that a new client starts with, and the back
     update: State = field(default_factory=dict)
-    kept: Kept = field(default_factory=dict)
+    owned: OwnedStates = field(default_factory=dict)
     participations: Mapping[int, int] = field(default_factory=dict)  # the rounds each client has taken part in
 
     def front(self, client: int) -> Vectors | None:
-        """The half a client keeps, if it does."""
+        """Return the front that a client keeps, or None."""
         front = self.client(client).front
         return None if front is None else Vectors(*(v.to(self.W.w.device) for v in front))
 
     def client(self, j: int, round: int | None = None) -> ClientState:
-        """What client j keeps; `round`: remember that it was used in it."""
-        owned = self.kept.get(state.client(j))
+        """Return what client j keeps; `round`: note that it was used in this round."""
+        owned = self.owned.get(state.client(j))
         return NOTHING if owned is None else ClientState.read(owned.open(round))
 
     def moments(self, owner: Owner, round: int) -> Moments | None:
-        """The optimizer's memory that somebody left, if they did; it is used in this round."""
-        owned = self.kept.get(owner)
+        """Return the optimizer memory of an owner, or None; note that it was used in this round."""
+        owned = self.owned.get(owner)
         return None if owned is None else Moments.read(owned.open(round))
 
     def merged(self, sizes: Sequence[int]) -> Vectors:
-        """Where clients keep their half: the mean of their halves, by size, joined to W_s. One is read at a time."""
+        """Return the mean of the clients' own fronts, weighted by size, joined to W_s. Reads one front at a time."""
         seen = sorted(self.participations)
         if not seen:
             return self.W
@@ -142,14 +142,14 @@ class Global:
 
 
 class Ledger:
-    """What a round cost."""
+    """Counts what a round costs."""
 
     def __init__(self) -> None:
         self.up = self.down = 0
         self.losses: list[tuple[int, int, Tensor]] = []
         self.work: dict[int, tuple[int, int]] = {}  # of each client: steps, samples
         self.server_work = 0  # samples times forwards
-        self.tried = self.clipped = 0  # gradients that a local rule could clip, and that it did
+        self.tried = self.clipped = 0  # gradients that a local rule could clip, and those that it clipped
         self.clients: list[int] = []  # that finished the round
 
     def wave(self, smashed: Sequence[Smashed | Attached], replies: Sequence[CutGrad]) -> None:
@@ -161,7 +161,7 @@ class Ledger:
         self.losses += [(r.address.client, r.address.step, r.loss) for r in replies if r.loss is not None]
 
     def tally(self) -> Tally:
-        """In plain numbers."""
+        """Return the ledger in plain numbers."""
         values = torch.stack([loss for *_, loss in self.losses]).tolist() if self.losses else []
         bad = next((i for i, value in enumerate(values) if not math.isfinite(value)), None)
         return Tally(
@@ -179,12 +179,12 @@ class Ledger:
 
 
 class Tally(NamedTuple):
-    """A ledger in plain numbers, so that the ledgers of several processes can be put together."""
+    """A ledger in plain numbers, so that those of several processes can be added up."""
 
     up: int = 0
     down: int = 0
     loss: float = 0.0  # summed over all steps
-    losses: int = 0  # how many
+    losses: int = 0  # how many were summed
     bad: Sequence[Any] = ()  # client, step and value of the first loss that is not finite
     work: Sequence[Sequence[int]] = ()  # client, steps, samples
     server_work: int = 0
@@ -206,14 +206,14 @@ class Tally(NamedTuple):
         return self.loss / self.losses if self.losses else None
 
     def check(self, n: int, rates: str) -> None:
-        """Refuse a round in which a loss left the finite numbers; looked at once a round, not once a step."""
+        """Raise if a loss is not finite; checked once a round, not at every step."""
         if self.bad:
             client, step, loss = self.bad
             raise Diverged(f"round {n}: the loss of client {client} became {loss} at its step {step}, {rates}")
 
 
 def together(tallies: Sequence[Tally]) -> Tally:
-    """The tallies of all processes as one."""
+    """Combine the tallies of all processes."""
     up, down, _, losses, bad, work, server_work, tried, clipped, clients = zip(*tallies, strict=True)
     return Tally(
         sum(up),

@@ -3,18 +3,16 @@
 J_n   the clients selected in round n          T_j   the steps of client j; 0: skipped
 W     the global weights, [W_c, W_s]
 
-Several ranks play a round together. Where a scheme's server halves belong to clients, every rank trains its share of
-them, and sums go through the process group. Where there is one server half, the root trains it, and the other ranks
-train fronts.
+Several ranks play a round together. Where every client has a server half of its own, every rank trains its share of the
+clients, and sums go through the process group. Where there is one server half, the root plays (`engine/led.py`).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -22,24 +20,21 @@ from cutlayer.clients.cohort import Availability
 from cutlayer.clients.messages import Address, Plan, Report
 from cutlayer.clients.state import AVERAGED
 from cutlayer.clients.waves import waves
-from cutlayer.core.group import ONE_PROCESS
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import blocks, one_thread
 from cutlayer.data.schedule import BatchSchedule
-from cutlayer.engine import broadcast
 from cutlayer.engine.aggregate import Aggregator
 from cutlayer.engine.exchange import Exchange
-from cutlayer.engine.metrics import Scores
-from cutlayer.engine.records import TUPLES, Global, Round, Tally, together
+from cutlayer.engine.records import Global, Round, Tally, together
+from cutlayer.engine.score import scored, shared
 from cutlayer.engine.setup import Setup
-from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned
+from cutlayer.errors import RoundAbandoned
 from cutlayer.nn.flat import Vectors
 from cutlayer.nn.macs import TRAINING
 from cutlayer.optim.local import clips
 from cutlayer.optim.memory import Moments
 from cutlayer.optim.optimizer import rate
 from cutlayer.optim.update import buffers_of
-from cutlayer.processes.cohort import RankCohort
 from cutlayer.schemes.base import Session
 from cutlayer.schemes.server import Compute, Opening, Rules, Server
 from cutlayer.simulation.clock import Work, server_seconds
@@ -55,10 +50,19 @@ class RoundPlan:
     cut: int
     selected: int
     quorum: int
-    J: Mapping[int, list[int]]  # the steps of each local epoch, of clients with any
-    order: Sequence[int]  # those clients in the order they come
+    J: Mapping[int, list[int]]  # the steps of each local epoch, for clients with at least one step
+    order: Sequence[int]  # those clients in the order in which they step
     schedules: Mapping[int, BatchSchedule]
-    rows: Mapping[int, int]  # where their halves lie: in the order in which they are summed
+    rows: Mapping[int, int]  # the row of each client's halves; halves are summed in the order of rows
+
+
+class Trained(NamedTuple):
+    """The outcome of a round's training: the state after it, its tally, and the drift of the halves."""
+
+    planned: RoundPlan
+    after: Global
+    tally: Tally
+    drift: tuple[float | None, float | None]  # of the fronts, and of the server halves
 
 
 class Engine:
@@ -72,25 +76,25 @@ class Engine:
         self._p_s = server_seconds(setup.devices, setup.clock.kappa)
 
     def play(self, state: Global, attempt: int = 0) -> tuple[Global, Round]:
-        """Round state.n + 1. It commits whole, in what it returns, or not at all."""
+        """Play round state.n + 1. All its effects are in what it returns, so a round that fails changes nothing."""
         self._began = time.perf_counter()
         with one_thread(), torch.no_grad():
             after, record = self._play(state, attempt)
-        self.setup.spill_cache.trim(after.kept)
+        self.setup.spill_cache.trim(after.owned)
         return after, replace(record, seconds=time.perf_counter() - self._began)
 
     def _play(self, state: Global, attempt: int) -> tuple[Global, Round]:
+        trained = self._train(state, attempt)
+        return trained.after, self._record(trained)
+
+    def _train(self, state: Global, attempt: int) -> Trained:
+        """Train one round, without evaluating it."""
         planned = self._plan_round(state, attempt)
-        if not planned.J and self.setup.cohort.remote:
+        if planned.J:
+            return self._train_clients(state, planned)
+        if self.setup.cohort.remote:
             raise RoundAbandoned(f"round {planned.n}: none of its {planned.selected} clients has a full batch")
-        if not planned.J:
-            after = replace(state, n=planned.n)
-            return after, self._record(after, Tally(), planned, (0.0, 0.0))
-        if isinstance(self.setup.cohort, RankCohort):
-            after, tally, drift = self._with_root(state, planned, self.setup.cohort)
-        else:
-            after, tally, drift = self._trained(state, planned, {})
-        return after, self._record(after, tally, planned, drift)
+        return Trained(planned, replace(state, n=planned.n), Tally(), (0.0, 0.0))
 
     def _plan_round(self, state: Global, attempt: int) -> RoundPlan:
         s, n = self.setup, state.n + 1
@@ -105,12 +109,9 @@ class Engine:
         rows = {j: row for row, j in enumerate(self._rows(J, order))}
         return RoundPlan(n, attempt, cut, len(selected), available.quorum, J, order, schedules, rows)
 
-    def _trained(
-        self, state: Global, planned: RoundPlan, made: Mapping[int, Plan]
-    ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
-        """The round of this rank's clients, in groups of as many as memory allows; `made`: plans there are already."""
-        s, n, rooted = self.setup, planned.n, isinstance(self.setup.cohort, RankCohort)
-        processes = ONE_PROCESS if rooted else s.processes
+    def _train_clients(self, state: Global, planned: RoundPlan) -> Trained:
+        """Train this rank's clients, in groups of as many as memory allows."""
+        s, n, processes = self.setup, planned.n, self.setup.trains
         everybody = list(planned.rows)
         mine = list(processes.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
@@ -124,9 +125,9 @@ class Engine:
         for group in groups:
             server.place = planned.rows[group[0]] if group else 0
             session = s.scheme.open(server, group)
-            plans = {j: made.get(j) or self._plan(state, planned, j, W_c, memory_c) for j in group}
+            plans = {j: self._plan(state, planned, j, W_c, memory_c) for j in group}
             stepping = {j: planned.J[j] for j in planned.order if len(groups) == 1 or j in plans}
-            aggregator.add(session.close, self._train(exchange, session, plans, stepping))
+            aggregator.add(session.close, self._legs(exchange, session, plans, stepping))
         reports = aggregator.reports
         if len(reports) < min(planned.quorum, len(planned.J)) and processes.size == 1:
             done = f"{len(reports) or 'none'} of its {len(planned.J)} clients finished, {planned.quorum} must"
@@ -140,29 +141,7 @@ class Engine:
         tally.check(n, s.rates(n))
         after = aggregator.end()
         server.end()
-        return after, tally, aggregator.drift
-
-    def _with_root(
-        self, state: Global, planned: RoundPlan, cohort: RankCohort
-    ) -> tuple[Global, Tally, tuple[float | None, float | None]]:
-        """The root plays the round; the other ranks do what it asks, and hear how it ended."""
-        s, processes = self.setup, self.setup.processes
-        W_c, _ = state.W.split(s.offsets[planned.cut])
-        plans = {j: self._plan(state, planned, j, W_c, None) for j in planned.J}
-        shares = [cohort.processes.share(rank, list(planned.rows), s.backend.size) for rank in range(processes.size)]
-        cohort.assign(plans, {j: rank for rank, share in enumerate(shares) for j in share})
-        if not processes.root:
-            cohort.serve()
-            return broadcast.receive(processes, state.kept), Tally(), (None, None)
-        try:
-            after, tally, drift = self._trained(state, planned, plans)
-        except CutlayerError as error:
-            cohort.over()
-            broadcast.fail(processes, error)
-            raise
-        cohort.over()
-        broadcast.send(processes, after, since=state.n)
-        return after, tally, drift
+        return Trained(planned, after, tally, aggregator.drift)
 
     def _begin(
         self, server: Server, state: Global, planned: RoundPlan, exchange: Exchange, everybody: Sequence[int]
@@ -185,7 +164,7 @@ class Engine:
     def _select(
         self, n: int, attempt: int, cut: int, available: Availability, participations: Mapping[int, int]
     ) -> list[int]:
-        """J_n: uniform without replacement, in client order; or as the scheme chooses, from twice as many."""
+        """Select J_n: drawn without replacement, in client order; or chosen by the scheme from twice as many."""
         s, everybody, m = self.setup, len(available.clients), available.select
 
         def draw(m: int) -> list[int]:
@@ -202,7 +181,7 @@ class Engine:
         return draw(m)
 
     def _feeds(self, selected: Sequence[int], cut: int) -> dict[int, BatchSchedule]:
-        """Each client's feed, with the batch size its device is given where the scheme regulates them."""
+        """Return each client's batch schedule; where the scheme regulates batch sizes, with the one for its device."""
         s = self.setup
         if self._regulator is None:
             return dict.fromkeys(selected, s.schedule)
@@ -218,13 +197,12 @@ class Engine:
         s = self.setup
         if self._server is None or self._server[0] != cut:
             rules = Rules(s.server_optimizer, s.loss, s.seed, s.schedule.shuffle, s.local, s.persists, s.optimizer)
-            processes = ONE_PROCESS if isinstance(s.cohort, RankCohort) else s.processes
-            compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, processes)
+            compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, s.trains)
             self._server = cut, Server(s.back(cut), rules, compute)
         return self._server[1]
 
     def _shared_memory(self, state: Global, at: int) -> tuple[Moments | None, Moments | None]:
-        """The averaged momentum that everybody starts with, where the update broadcasts one: for either side."""
+        """Return the averaged momentum that all clients start with, front and back; None: the update averages none."""
         found = state.moments(AVERAGED, state.n + 1)
         if found is None:
             return None, None
@@ -257,10 +235,10 @@ class Engine:
             row=planned.rows[j],
         )
 
-    def _train(
+    def _legs(
         self, exchange: Exchange, session: Session, plans: Mapping[int, Plan], epochs: Mapping[int, list[int]]
     ) -> list[Report]:
-        """All clients at once; or, where the front is passed on, one leg after another from the last one's end."""
+        """Train all clients together; or, where the front is passed on, one by one, each from where the last ended."""
         order = self._traits.order
         if self._traits.carry != "relay":
             return exchange.leg(list(plans.values()), waves(order, epochs), session)
@@ -272,25 +250,24 @@ class Engine:
         return reports
 
     def _rows(self, J: Mapping[int, list[int]], order: Sequence[int]) -> Sequence[int]:
-        """Clients in turn where memory belongs to places. Where each has a server half for this round alone, those with
-        the most steps first, so that whoever still steps are neighbours."""
+        """Return the clients in the order of their rows. Where memory belongs to slots, that is the order of stepping;
+        where server halves are spread, most steps first, so that the clients still stepping are neighbours."""
         s = self.setup
         if s.persists:
             return order
         return sorted(J, key=lambda j: -sum(J[j])) if self._traits.spread else list(J)
 
     def _order(self, n: int, J: list[int]) -> list[int]:
-        """The order in which clients come: a new random one every round where the order matters."""
+        """Return the clients in the order in which they step: a new random one every round where the order matters."""
         s = self.setup
         if not s.schedule.shuffle or not (s.persists or self._traits.order == "one_by_one"):
             return J
         return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
 
-    def _record(
-        self, after: Global, tally: Tally, planned: RoundPlan, drift: tuple[float | None, float | None]
-    ) -> Round:
+    def _record(self, trained: Trained) -> Round:
+        planned, after, tally, drift = trained
         s, n, cut = self.setup, after.n, planned.cut
-        scores, series = self._scores(after, tally.clients)
+        scores, series = scored(s, after, tally.clients)
         work = {j: (steps, samples) for j, steps, samples in tally.work}
         record = Round(
             n=n,
@@ -318,27 +295,10 @@ class Engine:
             series=series,
             faults=s.cohort.faults(),
         )
-        said, _ = s.processes.from_root(asdict(record), {})  # where there is a root, it alone has seen everything
-        return Round(**{**said, **{name: tuple(said[name]) for name in TUPLES}})
-
-    def _scores(self, after: Global, clients: Sequence[int]) -> tuple[Scores, dict[str, Any]]:
-        s, n = self.setup, after.n
-        due = n % s.evaluate_every == 0 or n == s.rounds
-        keeps = self._traits.carry == "keep"
-        scores, series = Scores(), {}
-        if s.evaluator and s.evaluator.per_client and (due or s.persists):
-            front = after.front if keeps else lambda client: None
-            clients, _ = s.processes.from_root(list(clients), {})
-            series = dict(s.evaluator.by_client(after.W, front, clients, after.participations, due))
-            scores = Scores(**{name: series["all"][name] for name in asdict(scores)}) if due else scores
-        elif s.evaluator and not s.evaluator.per_client and due:
-            scores = s.evaluator.pooled(after.merged(s.sizes) if keeps else after.W)
-        if scores.loss is not None and not math.isfinite(scores.loss):
-            raise Diverged(f"round {n}: the test loss became {scores.loss}, {s.rates(n)}")
-        return scores, series
+        return shared(s.processes, record)
 
     def _simulated(self, work: Mapping[int, tuple[int, int]], cut: int) -> float | None:
-        """The seconds this round would take on the clients' devices; None: they are real."""
+        """Return the seconds that this round would take on the simulated devices; None: the clients are remote."""
         s = self.setup
         if s.cohort.remote:
             return None
@@ -348,6 +308,6 @@ class Engine:
 
 
 def _apart(report: Report) -> Report:
-    """What it holds is no view of rows that the next client will use."""
+    """Copy what a report holds, because the next client will overwrite the rows that it views."""
     end, memory = report.end, report.memory
     return replace(report, end=end and end.clone(), memory=memory and memory.clone())

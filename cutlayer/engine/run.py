@@ -1,4 +1,4 @@
-"""A training under way: a stream of rounds, with the state and the model after the last one."""
+"""A training under way: a stream of rounds, with the state and the model after the last one played."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from cutlayer.core.lazy import Lazy
+from cutlayer.engine.led import player
 from cutlayer.engine.progress import Display
 from cutlayer.engine.records import Global, Round, counted
-from cutlayer.engine.round import Engine
 from cutlayer.engine.setup import Setup
 from cutlayer.errors import RoundAbandoned
 from cutlayer.nn.copies import twin
@@ -20,7 +20,7 @@ from cutlayer.nn.flat import Half, Vectors
 
 
 class Run(Iterator[Round]):
-    """A training under way: iterate it for the rounds; `state` and `model` are those after the last one."""
+    """A training under way: iterating it plays the rounds; `state` and `model` are those after the last one played."""
 
     def __init__(
         self, model: nn.Module, setup: Setup, state: Global, target: float | None, progress: bool = False
@@ -28,7 +28,7 @@ class Run(Iterator[Round]):
         self._model, self._target, self._reached = model, target, False
         self._progress = progress
         self._display: Display | None = None
-        self._engine = Engine(setup)
+        self._player = player(setup)
         self.setup, self.state = setup, state
 
     def __repr__(self) -> str:
@@ -66,11 +66,11 @@ class Run(Iterator[Round]):
             self._display.close()
 
     def _played(self) -> tuple[Global, Round]:
-        """The next round. Where clients come and go, one that too few finished is tried again."""
+        """Play the next round. A cohort of remote clients allows another attempt after one that too few finished."""
         cohort, attempt = self.setup.cohort, 0
         while True:
             try:
-                return self._engine.play(self.state, attempt)
+                return self._player.play(self.state, attempt)
             except RoundAbandoned as error:
                 cohort.retry(error, attempt)
                 attempt += 1
@@ -81,7 +81,7 @@ class Run(Iterator[Round]):
         return self._reached or self.state.n >= self.setup.rounds
 
     def resume(self, state: Global, history: Sequence[Round]) -> None:
-        """Go on after `state`, the end of `history`, as if never interrupted."""
+        """Continue after `state`, the end of `history`, as if the run had never been interrupted."""
         self.state, self._reached = state, any(self._at_target(record) for record in history)
 
     def _at_target(self, record: Round) -> bool:
@@ -89,17 +89,17 @@ class Run(Iterator[Round]):
 
     @property
     def model(self) -> nn.Module:
-        """The joined global model, as a copy; where clients keep their half, with the mean of those, by size."""
+        """A copy of the global model; where clients keep their fronts, with the mean of these, weighted by size."""
         keeps = self.setup.traits.carry == "keep"
         return self._joined(self.state.merged(self.setup.sizes) if keeps else self.state.W)
 
     @property
     def clients(self) -> Personal:
-        """Each client's own model, where clients keep their half; otherwise nothing."""
+        """Each client's own model, where clients keep their fronts; otherwise empty."""
         return Personal(self)
 
     def personal(self, client: int) -> nn.Module:
-        """The model of one client: the half it keeps (or would start with), joined to the server's."""
+        """Return the model of one client: the front it keeps (or would start with), joined to the back."""
         own = self.state.front(client)
         W = self.state.W
         if own is not None:
@@ -115,7 +115,7 @@ class Run(Iterator[Round]):
 
 
 class Personal(Lazy[nn.Module]):
-    """The clients' own models, each made when it is asked for; empty where no client keeps anything."""
+    """The clients' own models, each built on access; empty where clients do not keep their fronts."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -130,7 +130,7 @@ class Personal(Lazy[nn.Module]):
 
 @dataclass
 class Result:
-    """What a training ends with. `clients[j]`: client j's own model, where clients keep their half."""
+    """The result of a training. `clients[j]`: client j's own model, where clients keep their fronts."""
 
     model: nn.Module
     history: list[Round]

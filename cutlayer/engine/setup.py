@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cutlayer.clients.cohort import Cohort
 from cutlayer.core.group import ProcessGroup
 from cutlayer.data.schedule import BatchSchedule
+from cutlayer.data.source import Source
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
 from cutlayer.engine.memory_limit import Need
@@ -55,7 +56,9 @@ class Setup:
     spill_cache: SpillCache
     backend: Backend
     processes: ProcessGroup
-    group: int | None  # clients that train at a time, where memory is limited
+    trains: ProcessGroup  # that train server halves: all, or the root alone, whose cohort spans all ranks
+    sources: Sequence[Source]  # what the clients of this process hold; () where they are on other machines
+    group: int | None  # how many clients train at a time; None: all of the round
     need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int
 
@@ -65,6 +68,6 @@ class Setup:
         return self.scheme.traits
 
     def rates(self, n: int) -> str:
-        """The learning rates of a round, for errors."""
+        """Return the learning rates of a round, for error messages."""
         client, server = rate(self.optimizer, n), rate(self.server_optimizer, n)
         return f"with learning rate {client:g}" + ("" if client == server else f" (server {server:g})")

@@ -1,7 +1,7 @@
-"""What owners keep between rounds, besides the weights: each piece has a version, and may lie on disk.
+"""What owners keep between rounds besides the weights: each piece has a version, and may be on disk.
 
-An owned state never changes; a round makes new ones. So a checkpoint writes only those it has not written before, and
-memory grows with the clients ever seen: past a limit, those not used for longest are put on disk.
+An owned state never changes; a round makes new ones. So a checkpoint writes only the new ones. Memory grows with
+the number of clients seen; past a limit, the least recently used states are put on disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cutlayer.clients.state import Owner
 from cutlayer.core.sealed import pack, unpack
 from cutlayer.errors import StoreError
 
-Kept = Mapping[Owner, "OwnedState"]
+OwnedStates = Mapping[Owner, "OwnedState"]
 
 
 class OwnedState:
@@ -31,7 +31,7 @@ class OwnedState:
         self._tensors, self._path = tensors, path
 
     def open(self, round: int | None = None) -> Mapping[str, Tensor]:
-        """The tensors, from memory or from disk; `round`: remember that they were used in it."""
+        """Return the tensors, from memory or from disk; `round`: note that they were used in this round."""
         self.used = self.used if round is None else round
         if self._tensors is not None:
             return self._tensors
@@ -42,19 +42,19 @@ class OwnedState:
             raise StoreError(f"{self._path}: {error}") from error
 
     def bytes(self) -> bytes:
-        """As a file with a checksum."""
+        """Return the content of a file that holds the tensors and a checksum."""
         if self._tensors is None and self._path is not None:
-            self.open()  # whole, or an error
+            self.open()  # raises if the file is damaged
             return self._path.read_bytes()
         return pack(self.open())
 
     @property
     def in_memory(self) -> int:
-        """Bytes it holds in memory."""
+        """How many bytes it holds in memory."""
         return sum(t.nbytes for t in self._tensors.values()) if self._tensors is not None else 0
 
     def spill(self, folder: Path) -> None:
-        """Put it on disk; the file goes when this does."""
+        """Put the tensors on disk, in a file that is removed together with this object."""
         content = self.bytes()
         with _SPILLING:
             handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
@@ -82,8 +82,8 @@ class SpillCache:
         _FOLDERS.add(folder)
         weakref.finalize(self, _clear, folder)
 
-    def trim(self, kept: Kept) -> None:
-        """Put owned states on disk, those not used for longest first, until the rest is within the limit."""
+    def trim(self, kept: OwnedStates) -> None:
+        """Put owned states on disk, least recently used first, until the rest is within the limit."""
         if self.limit is None:
             return
         sizes = {name: owned.in_memory for name, owned in kept.items()}
@@ -104,8 +104,8 @@ _SPILLING = threading.Lock()
 
 
 def sweep() -> None:
-    """Remove what all spill caches of this process hold, for good: it is about to end, wherever it is."""
-    _SPILLING.acquire()  # and nothing is spilled any more
+    """Remove the files of all spill caches of this process, which is about to end."""
+    _SPILLING.acquire()  # never released, so that no thread spills any more
     for folder in list(_FOLDERS):
         shutil.rmtree(folder, ignore_errors=True)
 

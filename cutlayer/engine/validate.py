@@ -15,7 +15,7 @@ LABELS = ("send", "stay")
 
 
 def brought(update: Update, optimizer: Optimizer) -> Optimizer:
-    """The local optimizer, or the one that the update brings in its place."""
+    """Return the given optimizer, or the one that the update brings in its place."""
     bring = getattr(update, "optimizer", None)
     made: Optimizer = optimizer if bring is None else bring(optimizer)
     return made
@@ -23,7 +23,7 @@ def brought(update: Update, optimizer: Optimizer) -> Optimizer:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a training is put together from."""
+    """The parts that make up a training."""
 
     scheme: Scheme
     local: Local | None
@@ -85,7 +85,7 @@ def _averaged_memory(
         )
     for each in (optimizer, server_optimizer):
         if not each.remembers:
-            raise ContractError(f"update = {update}: it averages momentum, and {each} has none; expected some")
+            raise ContractError(f"update = {update}: it averages momentum, and {each} has none; expected momentum")
     if optimizer.moments != server_optimizer.moments:
         raise ContractError(
             f"update = {update}: it averages whole models' momentum; expected one kind of optimizer on both sides, "

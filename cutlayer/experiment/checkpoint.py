@@ -1,12 +1,12 @@
-"""Checkpoints: what a run goes on from after a crash, or after one of its files was damaged.
+"""Checkpoints: what a run continues from after a crash, or after one of its files was damaged.
 
     checkpoints/000012/        global.safetensors, and manifest.json: round, folder, config, and what belongs to it
-    checkpoints/kept/          client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
-    checkpoints/kept/again/    the same once more, where both checkpoints need it
-    checkpoints/journal.*      the journal so far once more, with checksums
+    checkpoints/owned/         client-17.000012.safetensors: what an owner kept, as of a round; written once, whole
+    checkpoints/owned/copies/  a second copy, where both checkpoints need it
+    checkpoints/journal.*      a copy of the journal so far, with checksums
 
-A checkpoint is written aside, synced, then renamed: it is there whole or not at all. The last two are kept, and
-everything that both of them need is there twice.
+A checkpoint is written aside, synced, then renamed, so that it is there whole or not at all. The last two are kept, and
+there are two copies of everything that both need.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from cutlayer.clients.state import Owner
 from cutlayer.core.files import move, persistently, sync, write_aside
 from cutlayer.core.sealed import pack, seal, seal_of, unpack, unseal
 from cutlayer.engine.records import Global
-from cutlayer.engine.spill import Kept, OwnedState
+from cutlayer.engine.spill import OwnedState, OwnedStates
 from cutlayer.errors import StoreError
 from cutlayer.experiment import journal
 from cutlayer.nn.flat import Vectors
 
-FORMAT = 5  # since every file has a checksum
+FORMAT = 5  # 5: every file has a checksum
 KEEP = 2
-FOLDER, PARCELS, AGAIN = "checkpoints", "kept", "again"
+FOLDER, OWNED, COPIES = "checkpoints", "owned", "copies"
 WEIGHTS, MANIFEST = "global.safetensors", "manifest.json"
 
 
 class LostJournal(UserWarning):
-    """The journal ends before a checkpoint; rounds are trained again."""
+    """The journal ends before a checkpoint, so rounds are trained again."""
 
 
 class DamagedCheckpoint(UserWarning):
-    """Some of a checkpoint could not be read; its copy is used, or the checkpoint before it."""
+    """A part of a checkpoint cannot be read; its copy is used, or the previous checkpoint."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What a run is: the text of its config, and a digest of its data ("": not known)."""
+    """What identifies a run: the text of its config, and a digest of its data ("": not known)."""
 
     config: str
     data: str = ""
 
 
 def save(run: Path, state: Global, about: About) -> None:
-    """Checkpoint `state`, then forget all but the last two. What has not changed since is not written again."""
+    """Write a checkpoint of `state` and remove all but the last two. Owned states already written are not rewritten."""
     persistently(lambda: _save(run, state, about), run / FOLDER)
 
 
@@ -67,7 +67,7 @@ def _save(run: Path, state: Global, about: About) -> None:
         if old.exists():
             shutil.rmtree(old)
     aside.mkdir()
-    kept = _save_kept(folder, state.kept)
+    owned = _save_owned(folder, state.owned)
     weights = pack(_named(state))
     write_aside(aside / WEIGHTS, weights)
     manifest = {
@@ -77,7 +77,7 @@ def _save(run: Path, state: Global, about: About) -> None:
         "weights": seal_of(weights),
         "config": about.config,
         "data": about.data,
-        "kept": kept,
+        "owned": owned,
     }
     write_aside(aside / MANIFEST, seal(manifest).encode())
     journal.seal(run / journal.FILE)
@@ -85,21 +85,21 @@ def _save(run: Path, state: Global, about: About) -> None:
     sync(folder)
     for _, old in _numbered(folder)[:-KEEP]:
         shutil.rmtree(old)
-    named = {entry["file"] for _, path in _numbered(folder) for entry in _manifest(path)["kept"].values()}
-    for file in (*(folder / PARCELS).glob("*.safetensors"), *(folder / PARCELS / AGAIN).glob("*.safetensors")):
+    named = {entry["file"] for _, path in _numbered(folder) for entry in _manifest(path)["owned"].values()}
+    for file in (*(folder / OWNED).glob("*.safetensors"), *(folder / OWNED / COPIES).glob("*.safetensors")):
         if file.name not in named:
             file.unlink()
 
 
 def forget_after(run: Path, n: int) -> None:
-    """Remove checkpoints of later rounds than n: they belong to a training whose journal is lost."""
+    """Remove the checkpoints of rounds after n: their part of the journal is lost."""
     for number, path in _numbered(run / FOLDER):
         if number > n:
             shutil.rmtree(path)
 
 
 def about(run: Path) -> About | None:
-    """What the newest whole checkpoint says of the run, if there is one."""
+    """Return what the newest undamaged manifest says of the run, or None."""
     for _, path in reversed(_numbered(run / FOLDER)):
         if (manifest := _manifest(path)).get("format") == FORMAT:
             return About(manifest["config"], manifest["data"])
@@ -107,14 +107,16 @@ def about(run: Path) -> About | None:
 
 
 def config(run: Path) -> str | None:
-    """The text of the run's config, as the newest whole checkpoint has it."""
+    """Return the text of the run's config from the newest undamaged manifest, or None."""
     known = about(run)
     return None if known is None else known.config
 
 
 def load(run: Path, like: Global, last: int) -> Global | None:
-    """The newest whole checkpoint of a round up to `last`, or None: start again, where that loses nothing but time. One
-    that cannot be used is named in a warning."""
+    """Load the newest undamaged checkpoint of a round up to `last`; warn of each that cannot be used.
+
+    None: nothing can be loaded, but no round up to `last` has a checkpoint either, so starting again loses only time.
+    """
     found = _numbered(run / FOLDER)
     for n, path in reversed(found):
         if n > last:
@@ -132,7 +134,7 @@ def load(run: Path, like: Global, last: int) -> Global | None:
 
 
 def began_with(run: Path, state: Global) -> bool:
-    """Whether a run's beginning, made again, is what it was, as far as anything is left to compare it with."""
+    """Whether `state`, built anew, equals the run's first checkpoint; also True if too little of that is left."""
     left = run / FOLDER / f"{0:06d}"
     known = _manifest(left).get("weights")
     if known is None:
@@ -146,16 +148,16 @@ def began_with(run: Path, state: Global) -> bool:
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    """The checkpoints in a folder, by round."""
+    """Return the checkpoints in a folder, by round."""
     return sorted((int(path.name), path) for path in folder.glob("[0-9]*") if path.name.isdecimal())
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """A checkpoint's manifest; an empty one where it is damaged, which its own load will say."""
+    """Return a checkpoint's manifest; an empty one if it is damaged, which `load` will report."""
     try:
         return _sealed_manifest(path)
     except (OSError, ValueError, StoreError):
-        return {"kept": {}}
+        return {"owned": {}}
 
 
 def _sealed_manifest(path: Path) -> dict[str, Any]:
@@ -178,17 +180,17 @@ def _load(path: Path, like: Global) -> Global:
             )
     clients, rounds = (tensors.pop(f"participations.{name}").tolist() for name in ("client", "rounds"))
     update = {name.removeprefix("update."): tensor.to(like.W.w.device) for name, tensor in tensors.items()}
-    kept = {Owner(owner): _found(path.parent, entry) for owner, entry in manifest["kept"].items()}
+    kept = {Owner(owner): _found(path.parent, entry) for owner, entry in manifest["owned"].items()}
     return Global(manifest["round"], W, update, kept, dict(zip(clients, rounds, strict=True)))
 
 
-def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
-    """Write what no earlier checkpoint has written, and a second time what the one before needs too; the manifest's
-    entry of everything."""
+def _save_owned(folder: Path, kept: OwnedStates) -> dict[str, dict[str, Any]]:
+    """Write the owned states that are new, and a second copy of those that the previous checkpoint needs too. Return
+    the manifest's entries."""
     before: dict[str, dict[str, Any]] = {}
     for _, path in _numbered(folder):
-        before |= {entry["file"]: entry for entry in _manifest(path)["kept"].values()}
-    (folder / PARCELS / AGAIN).mkdir(parents=True, exist_ok=True)
+        before |= {entry["file"]: entry for entry in _manifest(path)["owned"].values()}
+    (folder / OWNED / COPIES).mkdir(parents=True, exist_ok=True)
     entries: dict[str, dict[str, Any]] = {}
     for owner, owned in kept.items():
         name = f"{owner.replace('/', '-')}.{owned.version:06d}.safetensors"
@@ -206,7 +208,7 @@ def _save_kept(folder: Path, kept: Kept) -> dict[str, dict[str, Any]]:
 
 
 def _found(folder: Path, entry: Mapping[str, Any]) -> OwnedState:
-    """What an owner kept, from either of its files; one that is damaged is written again from the other."""
+    """Read an owned state from either of its copies; rewrite a damaged one from the other."""
     wrong: dict[Path, Exception] = {}
     whole: Path | None = None
     copies = _copies(folder, entry["file"])
@@ -226,7 +228,7 @@ def _found(folder: Path, entry: Mapping[str, Any]) -> OwnedState:
 
 
 def _copies(folder: Path, name: str) -> tuple[Path, Path]:
-    return folder / PARCELS / name, folder / PARCELS / AGAIN / name
+    return folder / OWNED / name, folder / OWNED / COPIES / name
 
 
 def _unpacked(path: Path, expected: str) -> dict[str, Tensor]:

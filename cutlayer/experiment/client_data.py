@@ -1,4 +1,4 @@
-"""From a server's Welcome to a model and rows: what `cutlayer join` does with a path to data."""
+"""Build a client's model and rows from the server's Welcome and a path to data, for `cutlayer join`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cutlayer.network.protocol.handshake import Welcome
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import DTYPES
 
-DEEPEST = 1000  # blocks of a server's model, which take time to build even where they take no memory
+DEEPEST = 1000  # blocks of the server's model; even without memory for weights, building them takes time
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """Where this client's rows are, and what to take of them."""
+    """Where this client's rows are, and which arrays or columns hold inputs and labels."""
 
     data: Path
     limits: Limits
@@ -47,7 +47,7 @@ class ClientData:
         return self.model(welcome), rows
 
     def model(self, welcome: Welcome) -> nn.Module:
-        """The server's model, by name; how large it is shows before its weights are there."""
+        """Build the server's model by name; check its size before memory is allocated for the weights."""
         if welcome.model is None:
             raise ContractError(
                 "the server trains a model of its own: expected the same one here, with cl.join(model=)"
@@ -57,7 +57,7 @@ class ClientData:
         except ValidationError as error:
             raise ContractError(f"the server's model = {welcome.model}: {explain(error)}") from error
         if welcome.classes is None:
-            raise ContractError("the server says no number of classes, which a model by name needs")
+            raise ContractError("the server sends no number of classes, which a model given by name needs")
         depth = spec.get("depth", 0)
         expect(depth <= DEEPEST, "the server's model: depth", depth, f"at most {DEEPEST}")
         with torch.device("meta"):
@@ -69,7 +69,7 @@ class ClientData:
         return build_model(spec, welcome.shape, welcome.classes, 0)
 
     def rows(self, welcome: Welcome) -> Source:
-        """The rows as the server's model sees them: of its shape, with its classes, through its transform."""
+        """Return the rows as the server's model sees them: of its shape, with its classes, through its transform."""
         bundle = self._read(welcome)
         rows, names = bundle.train, tuple(bundle.class_names)
         shape = tuple(rows.x.shape[1:])
@@ -96,7 +96,7 @@ class ClientData:
 
 
 def _named(rows: StoredRows, names: tuple[str, ...], welcome: Welcome) -> StoredRows:
-    """Labels as the server numbers them, where classes have names."""
+    """Return the rows with the server's class numbers, where classes have names."""
     theirs = welcome.class_names
     if not names or names == theirs:
         return rows

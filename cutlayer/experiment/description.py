@@ -1,8 +1,8 @@
-"""What a run directory is, in one file written whole: `config.toml` of a run, `compare.toml` of a comparison.
+"""The description of a run directory, in one file: `config.toml` of a run, `compare.toml` of a comparison.
 
-A run whose clients are elsewhere has a table [serve] in its config: how they are served, and under which name. The
-checkpoints hold the same text. So a file that cannot be read is written again from there, and one that says something
-else is not used before somebody has said which of the two counts.
+A run with remote clients has a table [serve] in its config: the settings of the server, and the run's id. The
+checkpoints of a run, and `runs/` of a comparison, hold a copy of the text. A file that cannot be read is written again
+from the copy. Where file and copy differ, the user has to say which one counts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cutlayer.experiment.config import Config
 FILE, TABLE = "config.toml", "serve"
 HEADER = "# Written by cutlayer: the whole text of this run.\n"
 Changes = Literal["refuse", "accept", "undo"]
-"""What to do where a file is not what the run began with."""
+"""What to do if a file has changed since the run began."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """The config of a run, and how its clients are served if they are elsewhere. `given`: as a file says both."""
+    """The config of a run and, for remote clients, the table [serve]. `given`: both as the file has them."""
 
     config: Config
     serve: Mapping[str, Any] | None = None
@@ -40,17 +40,17 @@ class Description:
 
 
 def read(out: Path) -> Description:
-    """The description of a run directory, as it stands."""
+    """Read the description of a run directory, as it is now."""
     return _described(settle(out / FILE, None, "refuse"))
 
 
 def read_config(out: Path) -> Config:
-    """The config of a run directory."""
+    """Read the config of a run directory."""
     return read(out).config
 
 
 def serves(out: Path, before: str | None) -> bool:
-    """Whether the clients of a run are elsewhere, by its description or by the copy of it."""
+    """Whether a run has remote clients, by its description or by the copy of it (`before`)."""
     if before is not None and TABLE in text.loads(before):
         return True
     try:
@@ -62,12 +62,12 @@ def serves(out: Path, before: str | None) -> bool:
 
 
 def settled(out: Path, before: str | None, changes: Changes) -> Description:
-    """The description to go on with. `before`: as the run was, where it has come so far as to write it down."""
+    """Return the description to continue with. `before`: the copy in the checkpoints, if there is one."""
     return _described(settle(out / FILE, before, changes))
 
 
 def settle(path: Path, before: str | None, changes: Changes) -> dict[str, Any]:
-    """The values to go on with, of the file or of its copy."""
+    """Return the values to continue with: those of the file, or of its copy (`before`)."""
     if before is None and not path.exists():
         raise StoreError(f"{path.parent} holds no run: no {path.name} in it")
     if before is None:
@@ -81,14 +81,14 @@ def settle(path: Path, before: str | None, changes: Changes) -> dict[str, Any]:
     different = [f"{name} was {old}, is {new}" for name, old, new in _differences(was, now)]
     if different and changes == "refuse":
         raise ContractError(
-            f"{path}: it is not what the run began with: {'; '.join(different)}. --accept-changes goes on with it as "
+            f"{path}: it has changed since the run began: {'; '.join(different)}. --accept-changes goes on with it as "
             "it is now, --undo-changes as it was"
         )
     return was if changes == "undo" else now
 
 
 def restore(path: Path, before: str | None, values: Mapping[str, Any]) -> None:
-    """Let the file say what was settled."""
+    """Write the file again from its copy (`before`), unless it holds the settled values."""
     if before is None:
         return
     try:
@@ -113,7 +113,7 @@ def _described(values: Mapping[str, Any]) -> Description:
 
 
 def _differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every value that is not the same: its name, and both."""
+    """Yield every value that differs: its name, and both values as text."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*was, *now]):
             yield from _differences(was.get(key, _NOT), now.get(key, _NOT), f"{name}.{key}" if name else str(key))

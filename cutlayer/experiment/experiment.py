@@ -1,6 +1,6 @@
-"""From a config to a run directory: build the run, write every round down, come back after a crash.
+"""From a config to a run directory: build the run, write every round to disk, resume after a crash.
 
-The run is a stream of rounds; journal and checkpoints consume it here and pass it on.
+The run is a stream of rounds; each is written to the journal and to checkpoints, then passed on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cutlayer.simulation.clock import Clock
 
 
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """A model by name, its weights drawn at the seed's address."""
+    """Build a model by name, with weights drawn at the seed's address."""
     arguments = {key: value for key, value in spec.items() if key != "name"}
     with OwnRandomness(address(seed, 0, EVERYBODY, "weights")):
         try:
@@ -51,8 +51,8 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
 
 
 def assemble(config: Config, warm: bool = True, remote: RemoteClients | None = None) -> Run:
-    """The run a config describes: data, partition, model and all. Nothing is written; `warm`: begin from `init`.
-    `remote`: clients on other machines; what is here of the task is to test on."""
+    """Build the run that a config describes; write nothing. `warm`: start from the weights in `init`.
+    `remote`: clients on other machines; the task's data here are only for testing."""
     look(config)
     data = load_data(config)
     model = build_model(config.model, data.shape, data.classes, config.seed)
@@ -118,12 +118,12 @@ class Experiment:
         remote: RemoteClients | None = None,
         serve: Mapping[str, Any] | None = None,
     ) -> Experiment:
-        """A new run. Whatever is wrong with the config or the data is said before anything is written.
-        `serve`: how its clients elsewhere are served."""
+        """Start a new run. Errors in the config or the data are raised before anything is written.
+        `serve`: the table [serve] of a run with remote clients."""
         if config.init and overwrite and from_root("out", out) in from_root("init", config.init).parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = in_turn(join(config.ranks), lambda: assemble(config, remote=remote))
-        config = config.model_copy(update={"backend": run.setup.backend.name})  # the choice is part of the run
+        config = config.model_copy(update={"backend": run.setup.backend.name})  # a resumed run keeps the choice
 
         about = checkpoint.About(Description(config, serve).dump(), model_profile.digest(run))
 
@@ -142,8 +142,8 @@ class Experiment:
 
     @classmethod
     def resume(cls, out: Path, remote: RemoteClients | None = None, changes: Changes = "refuse") -> Experiment:
-        """A run that was interrupted, or is complete: from its newest whole checkpoint. `changes`: what to do where
-        its config is not what it was."""
+        """Resume a run, interrupted or complete, from its newest undamaged checkpoint. `changes`: what to do if its
+        config has changed."""
         known = checkpoint.about(out)
         before = None if known is None else known.config
         described = settled(out, before, changes)
@@ -175,7 +175,7 @@ class Experiment:
         if processes.root and found is None:
             run = assemble(config, True, remote)
             if not checkpoint.began_with(out, run.state):
-                raise StoreError(f"{out}: its first checkpoint is damaged, and what it began with is not what it was")
+                raise StoreError(f"{out}: its first checkpoint is damaged, and its initial weights have changed")
             if rounds_done:
                 said = f"{out}: no checkpoint of its rounds; starting again"
                 warnings.warn(said, checkpoint.LostJournal, stacklevel=3)
@@ -194,12 +194,12 @@ class Experiment:
     def _cleared(
         out: Path, described: Description, run: Run, found: Global | None, known: checkpoint.About | None
     ) -> list[Round]:
-        """The run's past, and nothing after it; refused where the data are others."""
+        """Return the rounds up to `found` and remove all later ones; refuse a run whose data have changed."""
         about, config = checkpoint.About(described.dump(), model_profile.digest(run)), described.config
         if known is not None and known.data not in ("", about.data):
-            raise StoreError(f"{out}: its data, or who holds which rows, are not what they were when it began")
+            raise StoreError(f"{out}: its data, or which client holds which rows, have changed since the run began")
         if found is not None and known is not None and known.config != about.config:
-            checkpoint.save(out, found, about)  # changes were accepted: from here on, it is what it is now
+            checkpoint.save(out, found, about)  # changes were accepted: the new config counts from here on
         try:
             model_profile.read(out)
         except StoreError as error:
@@ -211,7 +211,7 @@ class Experiment:
         return journal.trim(out / journal.FILE, 0 if found is None else found.n)
 
     def __iter__(self) -> Iterator[Round]:
-        """The rounds still to come; each is on disk before it is handed on. (Of several ranks, the root writes.)"""
+        """Play the remaining rounds; each is on disk before it is yielded. (Of several ranks, the root writes.)"""
         if self._lock is None:
             yield from self.run
             return
@@ -240,7 +240,7 @@ class Experiment:
         about = {"model": self.config.model, "shape": list(data.shape), "classes": data.classes, "cut": lo}
         kept = self.run.setup.traits.carry == "keep" and self.run.setup.cohort.remote
         known = {"model": model, "front": front, "back": back}
-        if kept:  # the fronts, and where labels stay the last blocks, are with the clients
+        if kept:  # the clients have the fronts and, where labels stay, the last blocks
             known = {"back": back if self.config.labels == "send" else back[:-1]}
         for part, module in known.items():
             words = {"cutlayer": json.dumps({**about, "part": "middle" if module is not back and kept else part})}
@@ -250,7 +250,7 @@ class Experiment:
         self._summarise("complete", sha256=sealed.digest(next(iter(known.values())).state_dict()))
 
     def _save_fronts(self, cut: int, words: dict[str, str]) -> None:
-        """The front of every client that keeps one."""
+        """Save the front of every client that keeps one."""
         own = [j for j in sorted(self.run.state.participations) if self.run.state.front(j) is not None]
         if own:
             (self.out / "fronts").mkdir(exist_ok=True)
@@ -285,13 +285,13 @@ class Experiment:
 
 
 def _peak_memory() -> float | None:
-    """Of this process so far, data and all, in MiB; None where nobody counts it."""
+    """Return the peak memory of this process in MiB, data included; None where the system does not count it."""
     peak = heap.peak()
     return None if peak is None else peak / 2**20
 
 
 def load(path: str | Path) -> nn.Module:
-    """A model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`, or a
+    """Load a model, front or back that a run saved (`model.safetensors`, `front.safetensors`, `back.safetensors`, or a
     client's own `fronts/client-3.safetensors`), ready for inference: `back(front(x))` is `model(x)`."""
     try:
         tensors, words = sealed.unpack(as_path("path", path).read_bytes(), older=True)

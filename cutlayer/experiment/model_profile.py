@@ -1,6 +1,7 @@
-"""What is known of a run's model, block by block, beside the run: enough to count its time again without the model.
+"""The numbers of a run's model, block by block: enough to count simulated time again without the model.
 
-blocks.json   shape and classes of the task; of each block its MACs, output elements and weights; the clients
+model_profile.json   shape and classes of the task; of each block its MACs, output elements and weights; the
+                     number of clients; a digest of the data
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import itertools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core.sealed import seal, unseal
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.source import Population
@@ -17,12 +17,12 @@ from cutlayer.engine.run import Run
 from cutlayer.errors import StoreError
 from cutlayer.nn.macs import Shape
 
-FILE = "blocks.json"
+FILE = "model_profile.json"
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """One number per block; `weights` of the front of a cut at L are the first L + 1 together."""
+    """One number per block; the front of a cut at L has the first L + 1 `weights` together."""
 
     input: list[int]
     classes: int
@@ -47,9 +47,8 @@ def dump(run: Run, data: Dataset) -> bytes:
 
 
 def digest(run: Run) -> str:
-    """Of the labels, and of who holds which rows; "" where the run did not come from a stored data set."""
-    cohort = run.setup.cohort
-    held = cohort.sources if isinstance(cohort, LocalCohort) else None
+    """Return a digest of the labels and of who holds which rows; "" where the data are not a stored data set."""
+    held = run.setup.sources
     return held.digest() if isinstance(held, Population) else ""
 
 

@@ -1,10 +1,10 @@
 """A run directory: who may write into it, and what it holds at the end.
 
-config.toml          what the run is (description.py)     journal.jsonl     one line a round (journal.py)
-blocks.json          the model's blocks in numbers        checkpoints/      to go on from (checkpoint.py)
+config.toml          what the run is (description.py)     journal.jsonl     one line per round (journal.py)
+model_profile.json   the model's blocks in numbers        checkpoints/      to resume from (checkpoint.py)
 fronts/              client-17.safetensors: the front of each client that keeps its own, at the end
-model.safetensors, front.*, back.*   at the end           summary.json      what came out
-report.html, curves.png              the picture          roster.json       clients elsewhere, by number
+model.safetensors, front.*, back.*   at the end           summary.json      the results
+report.html, curves.png              the report           roster.json       remote clients, by number
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cutlayer.core.sealed import seal, unseal
 from cutlayer.errors import StoreError
 from cutlayer.experiment.description import HEADER
 
-SPILL = ".spill"  # what did not fit in memory, while a run is under way
+SPILL = ".spill"  # the spill cache of a run under way
 SUMMARY = "summary.json"
 MODELS = ("model.safetensors", "front.safetensors", "back.safetensors")
 _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
-        *("checkpoints", "journal.jsonl", SUMMARY, "blocks.json", "roster.json", ".roster.json"),
+        *("checkpoints", "journal.jsonl", SUMMARY, "model_profile.json", "roster.json", ".roster.json"),
         *(*MODELS, "fronts"),
         *_REPORT,
     ),
@@ -36,8 +36,8 @@ OWN = {  # all that --overwrite may remove
 
 
 def claim(path: Path, name: str, text: str, overwrite: bool) -> Lock:
-    """Make a new run directory with its description in it, locked; an older run in the way is refused or, if asked,
-    removed. The lock comes first: of two who want the same folder, one has it and the other changes nothing."""
+    """Create a run directory with its description, and return its lock. An older run there is an error or, with
+    `overwrite`, removed. The lock comes first: of two processes that want the same folder, one changes nothing."""
     with reached(f"{path}: cannot be written"):
         return _claimed(as_path("out", path), name, text, overwrite)
 
@@ -47,8 +47,8 @@ def _claimed(path: Path, name: str, text: str, overwrite: bool) -> Lock:
     path.mkdir(parents=True, exist_ok=True)
     lock = Lock(path)
     try:
-        for kind in _ours(path, overwrite):  # again: somebody may have been here before the lock was ours
-            for old in (*OWN[kind], kind):  # the description last, so that a half-removed run is still known as one
+        for kind in _ours(path, overwrite):  # again: another process may have been here before we had the lock
+            for old in (*OWN[kind], kind):  # the description last, so that a half-removed run is still recognised
                 shutil.rmtree(path / old) if (path / old).is_dir() else (path / old).unlink(missing_ok=True)
         write_aside(path / name, text.encode())
     except BaseException:
@@ -58,7 +58,7 @@ def _claimed(path: Path, name: str, text: str, overwrite: bool) -> Lock:
 
 
 def _ours(path: Path, overwrite: bool) -> list[str]:
-    """The descriptions in a folder that may be claimed."""
+    """Return the descriptions in a folder; refuse a folder that may not be claimed."""
     ours = [kind for kind in OWN if _is_ours(path / kind)]
     if ours and not overwrite:
         raise StoreError(f"{path} already holds a run: continue it with `cutlayer resume {path}`, or give --overwrite")
@@ -80,7 +80,7 @@ def write_summary(run: Path, summary: Mapping[str, Any]) -> None:
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """What a finished run left, or None."""
+    """Return the summary of a finished run, or None."""
     path = run / SUMMARY
     if not path.exists():
         return None

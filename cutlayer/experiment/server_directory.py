@@ -21,29 +21,28 @@ from cutlayer.network.server.service import About, Service
 from cutlayer.network.transport import free
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-ALONE = ("profile", "memory_limit", "clients")  # fields of a config that only simulated clients have
+ALONE = ("profile", "memory_limit", "clients")  # fields of a config that are for simulated clients only
 
 
 def start(config: Config, net: Net, out: Path, overwrite: bool = False) -> tuple[Experiment, Service]:
-    """A new run directory, and the service its clients will find."""
+    """Start a new run, and make the service that its clients dial."""
     for field in ALONE:
         given, default = getattr(config, field), Config.model_fields[field].default
         if given != default:
-            raise ContractError(f"{field} = {given!r}: clients are on other machines; expected nothing")
+            raise ContractError(f"{field} = {given!r}: clients are on other machines; expected no value")
     run = uuid.uuid4().hex
-    config = config.model_copy(update={"backend": "loop"})  # a client elsewhere computes by itself
+    config = config.model_copy(update={"backend": "loop"})  # remote clients compute on their own machines
     service = _service(config, net, None, run)
     free("listen", net.listen)
     words = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(net).items()}
     serve = {"run": run, **{k: v for k, v in words.items() if v is not None}}
     experiment = Experiment.start(config, out, overwrite, service.clients, serve)
-    service.roster.path = out / roster.FILE  # only now: the one of a run that was overwritten has gone
+    service.roster.path = out / roster.FILE  # only now, because the roster of an overwritten run has been removed
     return experiment, service
 
 
 def resume(out: Path, changes: Changes = "refuse") -> tuple[Experiment, Service]:
-    """A run that was interrupted, with the same clients under the same numbers. `changes`: what to do where its
-    config is not what it was."""
+    """Resume a run, with the same clients under the same numbers. `changes`: what to do if its config has changed."""
     described = settled(out, checkpoint.config(out), changes)
     net, run = read(described.serve or {}, out / description.FILE)
     service = _service(described.config, net, out / roster.FILE, run)
@@ -51,7 +50,7 @@ def resume(out: Path, changes: Changes = "refuse") -> tuple[Experiment, Service]
 
 
 def read(serve: Mapping[str, Any], path: Path) -> tuple[Net, str]:
-    """The settings in the table [serve] of a config, and whose they are."""
+    """Return the settings in the table [serve] of a config, and the id of the run."""
     given = dict(serve)
     run = given.pop("run", None)
     if not isinstance(run, str) or not run.isalnum():
@@ -63,7 +62,7 @@ def read(serve: Mapping[str, Any], path: Path) -> tuple[Net, str]:
 
 
 def settings(values: Mapping[str, Any]) -> Net:
-    """Settings from plain values, each checked."""
+    """Build the settings from plain values, and check each."""
     known = {field.name: field for field in fields(Net)}
     for name, value in values.items():
         if name not in known:

@@ -1,95 +1,110 @@
-"""Clients spread over ranks, for schemes with one server model: the root runs the scheme and tells the others.
+"""Clients spread over ranks, for schemes whose server halves are in one process: the root runs the scheme.
 
-Every rank knows the round's plans. What travels: the start of a relayed front, smashed data, gradients, reports.
+The other ranks serve: they have only clients, pass the root's messages to them, and pass the answers back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
+from torch import Tensor
+
+from cutlayer.clients import codec
+from cutlayer.clients.codec import Message
 from cutlayer.clients.cohort import Cohort
-from cutlayer.clients.messages import CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Square
-from cutlayer.clients.waves import Wave
-from cutlayer.processes.codec import Message, Start, decode, encode
-from cutlayer.processes.ranks import Ranks
+from cutlayer.clients.messages import Down, Loss, Plan, Up
+from cutlayer.core.group import ProcessGroup
+from cutlayer.core.pack import pack, unpack
+from cutlayer.errors import CutlayerError, kinds
+from cutlayer.optim.local import Local
+from cutlayer.optim.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class OwnParts(codec.Parts):
+    """The code in a plan. It is not sent, since every rank of a run has made the same parts from the same arguments."""
+
+    optimizer: Optimizer
+    local: Local | None
+    loss: Loss | None
+
+    def words(self, field: str, part: Any) -> None:
+        return None
+
+    def part(self, field: str, words: None) -> Any:
+        return getattr(self, field)
 
 
 class RankCohort(Cohort):
-    """At the root a Cohort like any other; the other ranks `serve` it until the round is over."""
+    """The clients of all ranks, as the root sees them. `inner`: the root's own.
 
-    def __init__(self, inner: Cohort, processes: Ranks) -> None:
-        self.inner, self.processes = inner, processes
+    `unit`: how many neighbouring clients go to a rank together.
+    """
 
-    def assign(self, plans: Mapping[int, Plan], owners: Mapping[int, int]) -> None:
-        """A new round: every client's plan, and the rank it is at."""
-        self.plans, self.owners = plans, owners
+    def __init__(self, inner: Cohort, processes: ProcessGroup, parts: OwnParts, unit: int = 1) -> None:
+        self.inner, self.processes, self.parts, self.unit = inner, processes, parts, unit
+        self._ranks: dict[int, int] = {}  # client -> its rank
 
-    def serve(self) -> None:
-        """Do what the root says, until the round is over."""
-        while True:
-            words, messages = decode(self.processes.deal([]))
-            if words[0] == "over":
-                return
-            self.processes.gather(encode(self._do(words, messages)))
-
-    def over(self) -> None:
-        """The root has done with the round, or cannot go on with it."""
-        self.processes.deal([encode([], "over")] * self.processes.size)
-
-    def open(self, plans: Sequence[Plan]) -> None:
-        moved = [plan for plan in plans if plan.start is not self.plans[plan.address.client].start]
-        starts = [Start(plan.address, plan.start) for plan in moved if plan.start is not None]
-        self._ask("open", [plan.address.client for plan in plans], messages=starts)
-
-    def gather(self, wave: Wave) -> list[Any]:
-        return self._ask("gather", list(wave.clients), wave.epoch)
-
-    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
-        return self._ask("tail_step", messages=features)
-
-    def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
-        return self._ask("scatter", messages=replies)
-
-    def momenta(self, clients: Sequence[int]) -> list[Momentum]:
-        return self._ask("momenta", list(clients))
-
-    def adopt(self, fused: Sequence[Momentum]) -> None:
-        self._ask("adopt", messages=fused)
-
-    def close(self, clients: Sequence[int]) -> list[Report]:
-        return self._ask("close", list(clients))
-
-    def _ask(self, *words: Any, messages: Sequence[Message] = ()) -> list[Any]:
-        """The same words to every rank, to each the messages for its clients; all their answers."""
-        shares: list[list[Message]] = [[] for _ in range(self.processes.size)]
+    def ask(self, messages: Sequence[Down]) -> list[Up]:
+        if isinstance(messages[0], Plan):
+            for plan in cast(Sequence[Plan], messages):
+                self._ranks[plan.address.client] = plan.row // self.unit % self.processes.size
+        shares: list[list[Down]] = [[] for _ in range(self.processes.size)]
         for message in messages:
-            shares[self.owners[message.address.client]].append(message)
-        self.processes.deal([encode(share, *words) for share in shares])
-        own = self._do(list(words), shares[0])
-        others = self.processes.gather(encode([]))[1:]
-        return [*own, *(answer for blob in others for answer in decode(blob)[1])]
+            shares[self._ranks[message.address.client]].append(message)
+        self.processes.deal([write(share, self.parts, "ask") for share in shares])
+        failed: CutlayerError | None = None
+        try:
+            answers = list(self.inner.ask(shares[0])) if shares[0] else []
+        except CutlayerError as error:  # raised below, after the others have answered
+            failed = error
+        for blob in self.processes.gather(write([], self.parts))[1:]:
+            words, some = read(blob, self.parts)
+            if words:
+                failed = failed or kinds()[words[0]](words[1])
+            answers = [*answers, *some] if failed is None else []
+        if failed is not None:
+            raise failed
+        return answers
 
-    def _do(self, words: Sequence[Any], messages: Sequence[Any]) -> Sequence[Any]:
-        """This rank's part."""
-        what, *rest = words
-        clients = [j for j in rest[0] if self.owners[j] == self.processes.rank] if rest else []
-        match what:
-            case "open" if clients:
-                starts = {start.address.client: start.at for start in messages}
-                mine = [self.plans[j] for j in clients]
-                self.inner.open([replace(plan, start=starts.get(plan.address.client, plan.start)) for plan in mine])
-            case "gather" if clients:
-                return self.inner.gather(Wave(tuple(clients), rest[1]))
-            case "tail_step" if messages:
-                return self.inner.tail_step(messages)
-            case "scatter" if messages:
-                return self.inner.scatter(messages)
-            case "momenta" if clients:
-                return self.inner.momenta(clients)
-            case "adopt":
-                self.inner.adopt(messages)
-            case "close" if clients:
-                return self.inner.close(clients)
-        return []
+
+def serve(inner: Cohort, processes: ProcessGroup, parts: OwnParts) -> None:
+    """Hand the root's messages to this rank's clients, and their answers to the root, until `dismiss`."""
+    while True:
+        (what,), messages = read(processes.deal([]), parts)
+        if what == "over":
+            return
+        try:
+            answers = write(inner.ask(messages) if messages else [], parts)
+        except CutlayerError as error:
+            answers = write([], parts, type(error).__name__, str(error))
+        processes.gather(answers)
+
+
+def dismiss(processes: ProcessGroup, parts: OwnParts) -> None:
+    """End `serve` at the other ranks: the round is over, or cannot go on."""
+    processes.deal([write([], parts, "over")] * processes.size)
+
+
+def write(messages: Sequence[Down | Up], parts: OwnParts, *words: Any) -> Tensor:
+    """Encode plain data and messages as bytes. A tensor that several messages share is written once."""
+    lines: list[Any] = []
+    tensors: list[Tensor] = []
+    places: dict[int, int] = {}
+    for message in messages:
+        kind, said, some = codec.encode(cast(Message, message), parts, within=True)
+        for tensor in some:
+            if id(tensor) not in places:
+                places[id(tensor)] = len(tensors)
+                tensors.append(tensor)
+        lines.append([kind, said, [places[id(tensor)] for tensor in some]])
+    return pack([words, lines], tensors)
+
+
+def read(blob: Tensor, parts: OwnParts) -> tuple[list[Any], list[Any]]:
+    """Decode the plain data and the messages that `write` encoded."""
+    (words, lines), tensors = unpack(blob)
+    found = [codec.decode(kind, said, [tensors[i] for i in places], parts, within=True) for kind, said, places in lines]
+    return words, found

@@ -1,7 +1,7 @@
-"""A running sum on its way through the ranks: each adds its share and hands it on; the last one's is everybody's.
+"""A running sum that goes from rank to rank: each adds its share and hands it on; all get the last rank's sum.
 
-`Wire` sends it through torch.distributed. `Bridge` leaves it where all ranks of one machine can reach it: memory that
-they share, with a counter for each rank that says how far it has come.
+`Wire` sends it through torch.distributed. `Bridge` is for ranks on one machine: it keeps the sum in shared memory, with
+a counter for each rank that says how far that rank is.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from torch import Tensor
 
 from cutlayer.errors import ContractError, RankLost, expect
 
-SHARED = Path("/dev") / "shm"  # files there are memory; ours has no name as soon as all ranks have it open
-SEGMENT = 2**20  # numbers that are handed on at a time, while the next are still being added up
-SILENCE = 1800.0  # seconds, as torch has it
-NAP, LOOK = 2e-5, 0.5  # seconds between two looks at a counter, and at whether the others still live
+SHARED = Path("/dev") / "shm"  # a file system in memory
+SEGMENT = 2**20  # numbers handed on at a time, so that ranks can work on different segments at once
+SILENCE = 1800.0  # seconds, as in torch
+NAP, LOOK = 2e-5, 0.5  # seconds between two checks of a counter, and of whether the other ranks still run
 
 
 class Wire:
-    """Messages from rank to rank."""
+    """Sends the sum from rank to rank through torch.distributed."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._sent: list[dist.Work | None] = []
 
     def begin(self, totals: Sequence[Tensor]) -> None:
-        """A new sum."""
+        """Begin a new sum."""
 
     def take(self, totals: Sequence[Tensor], at: slice) -> None:
-        """What the rank before has added up."""
+        """Receive one segment from the previous rank."""
         for total in totals:
             dist.recv(total[at], self.rank - 1)
 
     def hand(self, totals: Sequence[Tensor], at: slice) -> None:
-        """To the next rank."""
+        """Send one segment to the next rank, if there is one."""
         if self.rank + 1 < self.size:
             self._sent += [dist.isend(total[at], self.rank + 1) for total in totals]
 
     def settle(self, totals: Sequence[Tensor]) -> None:
-        """The last rank's, to all."""
+        """Give the last rank's sum to all ranks."""
         for sent in self._sent:
             if sent is not None:
                 sent.wait()
@@ -58,7 +58,7 @@ class Wire:
 
 
 class Bridge:
-    """Shared memory. `agree`: what each rank says, to all; it is asked when more room is needed."""
+    """Keeps the sum in shared memory. `agree` gives every rank what each of them says; all ranks call it together."""
 
     def __init__(self, rank: int, size: int, agree: Callable[[object], list[object]]) -> None:
         self.rank, self.size, self.agree = rank, size, agree
@@ -68,8 +68,8 @@ class Bridge:
 
     @staticmethod
     def possible(agree: Callable[[object], list[object]]) -> bool:
-        """All ranks on one machine, whose processor keeps the order of writes, with a file system in memory, and where
-        one can see whether the others live."""
+        """Whether all ranks are on one machine whose processor keeps the order of writes, with a file system in memory
+        and a way to see whether the other ranks still run."""
         fit = platform.machine() in ("x86_64", "AMD64") and os.access(SHARED, os.W_OK) and _lives(os.getpid())
         return len(set(agree(f"{socket.gethostname()} {_boot()}"))) == 1 and all(agree(fit))
 
@@ -77,7 +77,7 @@ class Bridge:
         need = sum(total.nbytes for total in totals)
         if need > self.room:
             self._grow(need)
-        if self.rank == 0:  # nobody may still be reading the last sum
+        if self.rank == 0:  # wait until no rank reads the last sum any more
             for other in range(1, self.size):
                 self._wait(self.settled, other, self.tick)
         self._first = self.tick
@@ -111,7 +111,7 @@ class Bridge:
         return pairs
 
     def _grow(self, need: int) -> None:
-        """A new file for all, which has no name any more as soon as everybody has it open."""
+        """Map a new file in all ranks; it is unlinked as soon as all have opened it, so none is left behind."""
         counters = 8 * self.size
         path = ""
         if self.rank == 0:
@@ -137,12 +137,12 @@ class Bridge:
                     if not _lives(pid):
                         raise RankLost(f"rank {other} (process {pid}) has ended")
                 if looked - began > silence():
-                    said = f"rank {rank} (process {self.pids[rank]}) is silent for {looked - began:.0f} seconds"
+                    said = f"rank {rank} (process {self.pids[rank]}) has been silent for {looked - began:.0f} seconds"
                     raise RankLost(said)
 
 
 def silence() -> float:
-    """Seconds that a rank waits for another, which may have been stopped."""
+    """Return how many seconds a rank waits for another before it gives up."""
     given = os.environ.get("CUTLAYER_RANKS_TIMEOUT", "")
     try:
         seconds = float(given or SILENCE)
@@ -153,7 +153,7 @@ def silence() -> float:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process of this machine still runs; one that has ended and waits to be buried does not."""
+    """Whether a process on this machine still runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except OSError:

@@ -1,7 +1,7 @@
 """Several processes under torch.distributed, as `torchrun` starts them: each has a share of a round's clients.
 
 "ordered"   sums run through the ranks in the order of the clients: the bits of a single process
-"fast"      every rank adds its own share, and one all-reduce adds those: the same up to rounding
+"fast"      every rank adds up its own share, and one all-reduce adds the shares: the same up to rounding
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SUMS = ("ordered", "fast")
 
 
 class Ranks(ProcessGroup):
-    """This process among the others of its group."""
+    """The process group of torch.distributed, as this process sees it."""
 
     def __init__(self, sums: str) -> None:
         if sums not in SUMS:
@@ -42,7 +42,7 @@ class Ranks(ProcessGroup):
         return self.share(self.rank, items, unit)
 
     def share(self, rank: int, items: Sequence[T], unit: int = 1) -> Sequence[T]:
-        """What is `mine` to a rank."""
+        """The share of a rank, as `mine` returns it there."""
         groups = -(-len(items) // unit)
         lo, hi = (groups * r // self.size * unit for r in (rank, rank + 1))
         return items[lo:hi]
@@ -86,7 +86,7 @@ class Ranks(ProcessGroup):
         return said, dict(zip(names, tensors, strict=True))
 
     def broadcast(self, blob: Tensor) -> Tensor:
-        """The root's bytes."""
+        """Send the root's bytes to all ranks, and return them."""
         with self._heard():
             size = torch.tensor([len(blob)])
             dist.broadcast(size, 0)
@@ -95,7 +95,6 @@ class Ranks(ProcessGroup):
         return mine
 
     def gather(self, blob: Tensor) -> list[Tensor]:
-        """Everybody's bytes, at the root; nothing elsewhere."""
         with self._heard():
             if not self.root:
                 dist.send(torch.tensor([len(blob)]), 0)
@@ -104,7 +103,6 @@ class Ranks(ProcessGroup):
             return [blob, *(self._receive(other) for other in range(1, self.size))]
 
     def deal(self, blobs: Sequence[Tensor]) -> Tensor:
-        """The root has bytes for each; these are this rank's."""
         with self._heard():
             if not self.root:
                 return self._receive(0)
@@ -137,11 +135,11 @@ class Ranks(ProcessGroup):
             yield
         except (RuntimeError, dist.DistError) as error:
             words = str(error).splitlines()[0]
-            raise RankLost(f"rank {self.rank} of {self.size} no longer hears another: {words}") from error
+            raise RankLost(f"rank {self.rank} of {self.size} lost contact with another rank: {words}") from error
 
 
 def join(sums: str | None) -> ProcessGroup:
-    """Return this process's group: the one `torchrun` started, or the one joined already. None: it works alone."""
+    """Return the process group that `torchrun` started; a group of one if there is none, or `sums` is None."""
     if sums is None or not dist.is_available():
         return ONE_PROCESS
     if not dist.is_initialized():
@@ -153,7 +151,7 @@ def join(sums: str | None) -> ProcessGroup:
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=silence()))
     if dist.get_world_size() < 2:
         return ONE_PROCESS
-    if sums not in _joined:  # all ranks meet here once, and not in every run of a program
+    if sums not in _joined:  # all ranks wait for each other here, so do it once per program and not in every run
         _joined[sums] = Ranks(sums)
     return _joined[sums]
 
@@ -162,7 +160,7 @@ _joined: dict[str, Ranks] = {}
 
 
 def leave() -> None:
-    """At the end of the program."""
+    """Leave the process group, at the end of the program."""
     _joined.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

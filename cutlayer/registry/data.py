@@ -10,16 +10,16 @@ from cutlayer.registry.models import LEAF
 from cutlayer.registry.part import Part, Takes
 
 FOLDER_VARIABLE = "CUTLAYER_DATA"
-"""The environment's word for where data sets lie."""
+"""The environment variable that names the folder of data sets."""
 OWN = "own"
-"""The task of a person's own data."""
-SMALL = {"batch_size": 8, "rounds": 20}  # where a client may have a handful of rows
+"""The name of the task that reads a user's own data."""
+SMALL = {"batch_size": 8, "rounds": 20}  # defaults where a client may have only a few rows
 BENCH = "Li et al. (NIID-Bench), ICDE 2022"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A data set by name, with the model, the cut and whatever else it is trained with unless others are named."""
+    """A named data set, and the model, the cut and other settings that are its defaults."""
 
     line: str
     source: str
@@ -81,7 +81,7 @@ PARTITIONS: dict[str, Part] = {
         LEAF,
         about={
             "min_size": Takes("INT", 32, "owners with fewer rows are left out, at least 1"),
-            "max_size": Takes("INT", None, "owners with more rows are left out (default: none is)"),
+            "max_size": Takes("INT", None, "rows of an owner, at most: of more, its first are taken (default: all)"),
         },
     ),
     "file": Part(

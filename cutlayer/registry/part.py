@@ -1,7 +1,7 @@
-"""Tables of named parts: a name, where it is made, one line on what it is, where it comes from, what it takes.
+"""Parts that users choose by name: where each is defined, a line about it, its paper and its parameters.
 
-A table names the place of a part instead of importing it, so that reading the tables costs nothing: torch is loaded
-when the first part is built.
+A table names a part's module instead of importing it, so that reading the tables is quick: torch is loaded when the
+first part is built.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Takes:
     about: str
 
 
-@dataclass(frozen=True, eq=False)  # a part is itself alone, and can be a key
+@dataclass(frozen=True, eq=False)  # compared by identity, so that a part can be a key
 class Part:
-    """A name in a table: `make(**fixed, **given)` builds it. `maker`: a class or function, or "module:name"."""
+    """An entry of a table: `make(**fixed, **given)` builds it. `maker`: a class or function, or "module:name"."""
 
     maker: Callable[..., Any] | str
     line: str
     paper: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
     memory: str = ""  # what it holds on the server, in units of the server half
-    sends: str = ""  # what a client and the server send each other, a step
-    about: Mapping[str, Takes] | None = None  # what it takes, known without importing it
+    sends: str = ""  # what a client and the server send each other in a step
+    about: Mapping[str, Takes] | None = None  # its parameters; None: read them from its signature
 
     @property
     def make(self) -> Callable[..., Any]:
@@ -48,19 +48,20 @@ class Part:
 
     @property
     def takes(self) -> Mapping[str, Takes]:
-        """The parameters that a person may set."""
+        """The parameters that a user can set."""
         if self.about is not None:
             return self.about
         return {name: Takes(kind_of(p.annotation), p.default, "") for name, p in self.signature().items()}
 
     def signature(self) -> dict[str, inspect.Parameter]:
-        """The same, from the part itself."""
+        """The parameters that a user can set, read from the part's signature."""
         parameters = inspect.signature(self.make, eval_str=True).parameters
-        return {name: p for name, p in parameters.items() if name not in self.fixed and name not in FROM_DATA}
+        taken = {name: p for name, p in parameters.items() if name not in self.fixed and name not in FROM_DATA}
+        return {name: p if p.annotation is not p.empty else p.replace(annotation=Any) for name, p in taken.items()}
 
 
 def kind_of(annotation: Any) -> str:
-    """How `--help` writes a type."""
+    """A type as `--help` writes it."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(str(choice) for choice in get_args(annotation)) + "}"
     if get_origin(annotation) is tuple:
@@ -73,7 +74,7 @@ def kind_of(annotation: Any) -> str:
 
 
 def build(what: str, table: Mapping[str, Part], given: Any, needs: Sequence[str]) -> Any:
-    """`given` if it is an object that has what it `needs`, or None; the part of that name if it is a string."""
+    """Build the part that a string names; return None, or an object with the attributes `needs`, as it is."""
     if not isinstance(given, str):
         fits = given is None or (not isinstance(given, type) and all(hasattr(given, name) for name in needs))
         names = ", ".join(table)

@@ -1,10 +1,10 @@
-"""What every scheme is written against: the three calls it answers, and what it hands back.
+"""The interface of a scheme: its three calls, and what they return.
 
-A scheme is a frozen dataclass of hyper-parameters. `open` gives the state of one round; `step` turns the smashed
-data of a wave into gradients at the cut; `close` hands back the server halves and what is kept for later rounds.
-It does not know where clients live, samples nothing, logs nothing. What it computes with is the `Server`.
+A scheme is a frozen dataclass of hyper-parameters. `open` returns the session of one round; `step` turns the smashed
+data of a wave into gradients at the cut; `close` returns the server halves and the weights of the fronts.
+A scheme does not know where clients are, selects nobody and logs nothing. It computes with the `Server`.
 
-What the engine has to know of it beforehand, it says in `traits`.
+Its `traits` say what the engine must know beforehand.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from cutlayer.clients.messages import CutGrad, Momentum, Smashed
+from cutlayer.clients.messages import Adopt, CutGrad, Momentum, Smashed
 from cutlayer.clients.waves import Wave
 from cutlayer.nn.flat import Vectors
 from cutlayer.schemes.server import Server
@@ -27,7 +27,7 @@ class Scheme(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """What the engine, the clock and the checks have to know."""
+        """What the engine, the clock and the checks must know of it."""
 
     def open(self, server: Server, clients: Sequence[int]) -> Session:
         """Begin a round with these clients, in their order."""
@@ -37,7 +37,7 @@ class Session(Protocol):
     """One round of a scheme."""
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        """One wave. A client of `wave` without smashed data is lost for this round; all of them may be."""
+        """Take the step of one wave. A client without smashed data is lost for this round; `smashed` may be empty."""
 
     def close(self) -> Closed:
         """End the round."""
@@ -45,7 +45,7 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class Closed:
-    """A server half for each client, or one for all; and what fronts weigh."""
+    """The result of a session: a server half for each client, or one for all; and the weights of the fronts."""
 
     halves: Mapping[int, Vectors] | Vectors
     weights: Mapping[int, float] | None = None  # of the client halves in their mean; None: |D_j|
@@ -55,5 +55,5 @@ class Closed:
 class Fuses(Protocol):
     """A session that fuses the clients' own momenta."""
 
-    def fuse(self, momenta: Sequence[Momentum]) -> list[Momentum]:
-        """What each of them goes on with."""
+    def fuse(self, momenta: Sequence[Momentum]) -> list[Adopt]:
+        """Return the momentum that each client continues with."""

@@ -13,10 +13,10 @@ the cache, and on the shares of all processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from cutlayer.clients.messages import CutGrad, Momentum, Smashed
+from cutlayer.clients.messages import Adopt, CutGrad, Momentum, Smashed
 from cutlayer.clients.waves import Wave
 from cutlayer.errors import expect
 from cutlayer.optim.fusion import Fusion, Staleness
@@ -30,8 +30,8 @@ class SMoFi:
     """Step-wise momentum fusion. The paper's method adds `update=FedAvgM(beta_g)`. Flags: see `Staleness`.
 
     Two options are ours and not the paper's. `adaptive`: see `Staleness`. `fuse_clients`: the clients' own momenta are
-    fused at every step as well, by the same average; each then sends its momentum and gets the fused one back, which
-    a simulator does not feel and a deployment pays for with twice the front's size a step.
+    fused at every step as well, by the same average. Each client then sends its momentum and gets the fused one back:
+    in a deployment, twice the front's size at every step.
     """
 
     alpha: float = -0.1
@@ -73,8 +73,8 @@ class Fused:
         self.server, self.rule = server, rule
         self.row = {j: r for r, j in enumerate(clients)}
         self.Ws = server.surrogates(len(clients), history=True)  # 1: Ws_j <- Ws
-        self.momentum = FusedMomentum(server, self.Ws, rule)  # 1: m_bar <- 0, unless the protocol carries it on
-        self.last: dict[int, int] = {}  # 1: H <- {}; k_j of everybody who has stepped
+        self.momentum = FusedMomentum(server, self.Ws, rule)  # 1: m_bar <- 0, unless the protocol keeps it
+        self.last: dict[int, int] = {}  # 1: H <- {}; k_j of every client that has stepped
         self.clients = Fusion(rule, server.client_optimizer)
 
     def step(self, wave: Wave, smashed: Sequence[Smashed]) -> list[CutGrad]:
@@ -85,7 +85,7 @@ class Fused:
         return replies  # 10
 
     def _fuse(self, here: set[int], A: set[int]) -> None:
-        """The step of the active clients that are here, and the fusion of all."""
+        """Step the active clients of this process, and fuse the momenta of all."""
         momentum, rule, k = self.momentum, self.rule, self.momentum.k
         momentum.record({j: self.last[j] for j in self.row if j in self.last and j not in A}, self.row)  # 12, 13
         self.last |= dict.fromkeys(A, k)
@@ -104,9 +104,9 @@ class Fused:
         weights = momentum.add_by_cosine(H) if rule.adaptive else list(s.values())
         momentum.divide(rule.total(len(A), weights))  # 15: Eq. 5
 
-    def fuse(self, momenta: Sequence[Momentum]) -> list[Momentum]:
+    def fuse(self, momenta: Sequence[Momentum]) -> list[Adopt]:
         m_bar = self.clients({momentum.address.client: momentum.m for momentum in momenta})
-        return [replace(momentum, m=tuple(m_bar)) for momentum in momenta]
+        return [Adopt(momentum.address, tuple(m_bar)) for momentum in momenta]
 
     def close(self) -> Closed:
         self.momentum.close()

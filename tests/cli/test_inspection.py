@@ -121,15 +121,15 @@ def test_the_clock_of_a_single_run_and_of_a_damaged_one(
     (tmp_path / "config.toml").write_bytes((run / "config.toml").read_bytes())
     (tmp_path / "journal.jsonl").write_bytes((run / "journal.jsonl").read_bytes())
     assert main(["clock", str(tmp_path)]) == 2
-    assert "blocks.json: no such file" in capsys.readouterr().err
+    assert "model_profile.json: no such file" in capsys.readouterr().err
 
 
 def test_a_run_that_lost_its_blocks_writes_them_again(comparison: Path) -> None:
     run = comparison / "runs" / "fedavg" / "seed-0"
-    before = (run / "blocks.json").read_bytes()
-    (run / "blocks.json").unlink()
+    before = (run / "model_profile.json").read_bytes()
+    (run / "model_profile.json").unlink()
     list(Experiment.resume(run))
-    assert (run / "blocks.json").read_bytes() == before
+    assert (run / "model_profile.json").read_bytes() == before
 
 
 def test_a_preset_runs_with_what_is_changed(tmp_path: Path) -> None:

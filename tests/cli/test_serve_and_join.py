@@ -21,7 +21,7 @@ from cutlayer.experiment import checkpoint, run_directory, server_directory
 from cutlayer.network.client.loop import ClientLoop
 from cutlayer.network.server import service
 from cutlayer.network.transport import dial, identity
-from cutlayer.network.transport.hub import Hub
+from cutlayer.network.transport.grpc_hub import GrpcHub
 from tests.experiment.test_server_directory import THREADS, arrays
 from tests.network.harness import SOON, certs
 from tests.network.server.test_dropouts import Breaking, once
@@ -125,7 +125,7 @@ def test_what_is_there_is_not_made_again(said: Output) -> None:
     assert run("certs init --host a.org") == run("certs client a") == 0
     before = {path: path.read_bytes() for path in Path("certs").rglob("*.*")}
     for line, why in (
-        ("certs init", "certs/ca: there is an authority already; clients of a new one would not be believed"),
+        ("certs init", "certs/ca: there is an authority already; a new one would not accept its clients"),
         ("certs client b a", "certs/a: there is a certificate already; delete the folder for a new one"),
     ):
         assert run(line) == 2 and why in said()[1]
@@ -192,9 +192,12 @@ def test_help_of_serve_has_nothing_of_simulated_clients(said: Output) -> None:
         ("--grace -1", "grace = -1: expected seconds, at least 0"),
         ("--code int4", "code = 'int4': expected 'raw', 'float16' or 'int8'"),
         ("--certs nowhere", "nowhere: expected key.pem, cert.pem and ca.pem in it"),
-        ("--clients 4", "--clients: of simulated clients, and these are on other machines; --min-clients is how many"),
-        ("--memory-limit 9", "--memory-limit: of simulated clients"),
-        ("--partition.gamma 9", "--partition: of simulated clients"),
+        (
+            "--clients 4",
+            "--clients: it applies to simulated clients, and these are on other machines; --min",
+        ),
+        ("--memory-limit 9", "--memory-limit: it applies to simulated clients"),
+        ("--partition.gamma 9", "--partition: it applies to simulated clients"),
         ("--min-client 4", "unknown flag --min-client: did you mean --min-clients?"),
         ("--ui 80000", "ui = 80000: expected a port, 0 to 65535"),
         ("--ui TAKEN", "Address already in use; expected HOST:PORT of this machine that is free"),
@@ -221,7 +224,7 @@ def test_serve_refuses(said: Output, flags: str, why: str) -> None:
     [
         ("--server 127.0.0.1", "server = '127.0.0.1': expected HOST:PORT"),
         ("--server 127.0.0.1:70000", "server = '127.0.0.1:70000': expected HOST:PORT"),
-        ("--server train.example.org:7443", "without certificates: expected certs, or insecure, spelled out"),
+        ("--server train.example.org:7443", "without certificates: expected certs, or insecure to do without them"),
         ("--name a/b", "client name = 'a/b': expected letters"),
         ("--name= ", "name = '': expected a name, or certs, whose certificate says it"),
         ("--data nothing.npz", "data = 'nothing.npz': no such folder or file"),
@@ -250,7 +253,7 @@ def test_join_refuses(said: Output, monkeypatch: pytest.MonkeyPatch, flags: str,
 
 def test_join_is_told_that_it_needs_a_certificate(said: Output) -> None:
     arrays(Path("mine.npz"), 12, 0)
-    hub = Hub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, words: {}, set)
+    hub = GrpcHub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, words: {}, set)
     hub.start()
     assert run(f"join --server 127.0.0.1:{hub.port} --name a --data mine.npz --quiet") == 2
     hub.stop(0.1)

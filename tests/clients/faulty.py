@@ -5,12 +5,24 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from cutlayer.clients.cohort import Cohort
-from cutlayer.clients.messages import Attached, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
-from cutlayer.clients.waves import Wave
+from cutlayer.clients.messages import (
+    Attached,
+    CutGrad,
+    Down,
+    FeatureGrad,
+    Features,
+    Finish,
+    Momentum,
+    NextStep,
+    Plan,
+    Report,
+    Smashed,
+    Square,
+)
 
 REPORT = -1  # the step of a Report's address
 What = Literal["step", "features", "square", "momentum"]
@@ -21,6 +33,12 @@ WHAT: dict[type, What] = {
     FeatureGrad: "features",
     Square: "square",
     Momentum: "momentum",
+}
+EXPECTED: dict[type, tuple[tuple[type, ...], ...]] = {
+    NextStep: ((Smashed, Attached),),
+    Features: ((FeatureGrad,),),
+    CutGrad: ((Square,), (Momentum,)),
+    Finish: ((Report,),),
 }
 Item = TypeVar("Item")
 Message = TypeVar("Message", Smashed, FeatureGrad, Report, Square, Momentum)
@@ -64,46 +82,26 @@ class FaultyCohort(Cohort):
         """The faults that have not happened."""
         return [fault for fault in self._faults.values() if not self.fired[fault]]
 
-    def open(self, plans: Sequence[Plan]) -> None:
-        self._silent.clear()
-        self.inner.open(self._shuffled(plans))
+    def ask(self, messages: Sequence[Down]) -> list[Any]:
+        kind, clients = type(messages[0]).__name__, [message.address.client for message in messages]
+        assert len(clients) == len(set(clients)), f"two of a {kind} for one client: {clients}"
+        if isinstance(messages[0], Plan):
+            self._silent.clear()
+        silent = self._silent & set(clients)
+        assert not silent or isinstance(messages[0], NextStep | Finish), f"a {kind} for a client that is lost: {silent}"
+        speaking = [message for message in self._shuffled(messages) if message.address.client not in self._silent]
+        sent = list(self.inner.ask(speaking)) if speaking else []
+        arrived: list[Any] = []
+        for kinds in EXPECTED.get(type(messages[0]), ()):
+            arrived += self._carried([m for m in sent if isinstance(m, kinds)], kinds)
+        return arrived
 
-    def gather(self, wave: Wave) -> list[Smashed]:
-        speaking = tuple(j for j in self._shuffled(wave.clients) if j not in self._silent)
-        sent = self.inner.gather(replace(wave, clients=speaking)) if speaking else []
-        return self._carried(sent, Smashed)
-
-    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
-        asked = [f.address.client for f in features]
-        assert len(asked) == len(set(asked)) and not self._silent & set(asked), f"features for {asked}"
-        return self._carried(self.inner.tail_step(self._shuffled(features)), FeatureGrad)
-
-    def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
-        answered = [reply.address.client for reply in replies]
-        assert len(answered) == len(set(answered)), f"a client is answered twice: {answered}"
-        assert not self._silent & set(answered), f"a lost client is answered: {answered}"
-        return self._carried(self.inner.scatter(self._shuffled(replies)), Square)
-
-    def momenta(self, clients: Sequence[int]) -> list[Momentum]:
-        assert not self._silent & set(clients), f"a lost client is asked for its momentum: {clients}"
-        return self._carried(self.inner.momenta(self._shuffled(clients)), Momentum)
-
-    def adopt(self, fused: Sequence[Momentum]) -> None:
-        given = [momentum.address.client for momentum in fused]
-        assert len(given) == len(set(given)), f"a client is given two momenta: {given}"
-        assert not self._silent & set(given), f"a lost client is given a momentum: {given}"
-        self.inner.adopt(self._shuffled(fused))
-
-    def close(self, clients: Sequence[int]) -> list[Report]:
-        speaking = [j for j in self._shuffled(clients) if j not in self._silent]
-        return self._carried(self.inner.close(speaking) if speaking else [], Report)
-
-    def _carried(self, sent: Sequence[Message], kind: type[Message]) -> list[Message]:
+    def _carried(self, sent: Sequence[Message], kinds: tuple[type, ...]) -> list[Message]:
         """What arrives when these are sent: the late ones of the same kind too."""
-        kinds = (Smashed, Attached) if kind is Smashed else kind
         late = [message for message in self._late if isinstance(message, kinds)]
         self._late = [message for message in self._late if not isinstance(message, kinds)]
-        return self._shuffled(late + [copy for message in sent for copy in self._carry(message)])
+        speaking = [message for message in sent if message.address.client not in self._silent]
+        return self._shuffled(late + [copy for message in speaking for copy in self._carry(message)])
 
     def _carry(self, message: Message) -> list[Message]:
         """What arrives now of a message that was sent now."""

@@ -45,9 +45,10 @@ class Alone:
         front = half(net, range(1), CPU)
         seats, optimizer = Rows(front, 1), cl.SGD(lr=0.1, momentum=0.9, weight_decay=0.0)
         schedule = BatchSchedule(batch_size=len(rows[0]), epochs=3, shuffle=False, seed=seed)
-        self.client = Client(j, source(rows, front.dtypes[0], "rows"))
+        seat = Seat(seats, Memory(optimizer, seats.w), 0)
+        self.client = Client(j, source(rows, front.dtypes[0], "rows"), seat)
         plan = Plan(Address(n, j, -1), 0, front.read(), schedule, optimizer, 0.1, noise=noise)
-        self.client.open(plan, Seat(seats, Memory(optimizer, seats.w), 0))
+        self.client.handle(plan)
 
     def forward(self) -> Smashed:
         return self.client.forward()

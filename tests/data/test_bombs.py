@@ -109,7 +109,7 @@ def test_other_ways_to_pack_and_names_twice_are_refused(tmp_path: Path) -> None:
         with zipfile.ZipFile(path, "w", way) as file:
             for name in "xy":
                 file.writestr(f"{name}.npy", header((4, 1)) + bytes(4))
-        with pytest.raises(StoreError, match=f"x is packed in way {way}, expected as NumPy does"):
+        with pytest.raises(StoreError, match=f"x is compressed by method {way}, expected one that NumPy"):
             npz.load(path, ["x", "y"])
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x.npy", header((4, 1)) + bytes(4))

@@ -152,7 +152,7 @@ def test_a_cache_of_other_data_is_not_used(where: Path) -> None:
     shutil.rmtree(cache.folder() / contents.SEEN)
     key = cache._key(FORM, where, "")
     first.rename(cache.folder() / f"letters-{key}")
-    with pytest.warns(contents.CacheRebuilt, match="it is of other data"):
+    with pytest.warns(contents.CacheRebuilt, match="it belongs to other data"):
         assert held(where) == "ac"
 
 

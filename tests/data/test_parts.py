@@ -20,7 +20,7 @@ from cutlayer.data.partition import IID, Natural, QuantitySkew, Shards
 from cutlayer.data.partition_file import FromFile
 from cutlayer.data.parts import Holdout, Parts, Side, Tail, divergence, histograms
 from cutlayer.data.rows import StoredRows, none_of
-from cutlayer.data.transform import Features
+from cutlayer.data.transform import Values
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment.config import parse
 from cutlayer.experiment.population import divided, populate
@@ -177,7 +177,7 @@ def dataset(test_owners: bool = True, tests: int = 30) -> Dataset:
     train = StoredRows(np.arange(90, dtype=np.float32)[:, None], np.arange(90) % 3, np.arange(90) % 3, ("a", "b", "c"))
     owners = np.arange(tests) % 3 if test_owners else None
     test = StoredRows(900 + np.arange(tests, dtype=np.float32)[:, None], np.arange(tests) % 3, owners, ("c", "a", "x"))
-    return Dataset(train, test if tests else none_of(train), 3, Features(), Features())
+    return Dataset(train, test if tests else none_of(train), 3, Values(), Values())
 
 
 def test_natural_clients_are_tested_on_their_own_test_rows() -> None:

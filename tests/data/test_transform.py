@@ -10,7 +10,7 @@ import cutlayer as cl
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.source import Population, View
-from cutlayer.data.transform import Codes, Features, Pixels
+from cutlayer.data.transform import Codes, Pixels, Values
 
 X = np.random.default_rng(0).integers(0, 256, (40, 3, 6, 6), dtype=np.uint8)
 ROWS = StoredRows(X, np.arange(40) % 4)
@@ -58,7 +58,7 @@ def test_nothing_moves_in_a_test_and_the_same_address_moves_alike() -> None:
 def test_codes_become_integers_and_features_are_standardised() -> None:
     codes = Codes()(torch.tensor([[3, 255]], dtype=torch.uint8), torch.float32, None)
     assert codes.dtype == torch.int64 and codes.tolist() == [[3, 255]]
-    assert Features(-30.0, 20.0)(torch.tensor([-50.0, 10.0]), torch.float64, None).tolist() == [-1.0, 2.0]
+    assert Values(-30.0, 20.0)(torch.tensor([-50.0, 10.0]), torch.float64, None).tolist() == [-1.0, 2.0]
 
 
 def test_a_population_hands_out_each_client_its_rows() -> None:

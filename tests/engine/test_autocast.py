@@ -15,7 +15,6 @@ import cutlayer as cl
 from cutlayer.cli.main import main
 from cutlayer.clients.messages import CutGrad, Smashed
 from cutlayer.clients.simulated import LocalCohort
-from cutlayer.clients.waves import Wave
 
 SHAPE = (1, 6, 6)
 BASE: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 2, "threads": 1, "backend": "loop"}
@@ -123,26 +122,21 @@ def test_it_is_on_in_either_backend(make: Callable[[], nn.Module], backend: str)
 def test_messages_and_gradients_keep_the_models_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes through the cut either way, gradient rows, and the optimizer's memory that is kept."""
     sent: list[Smashed | CutGrad] = []
-    gather, scatter = LocalCohort.gather, LocalCohort.scatter
+    plain = LocalCohort.ask
 
-    def up(self: LocalCohort, wave: Wave) -> Any:
-        found = gather(self, wave)
-        sent.extend(found)
+    def ask(self: LocalCohort, messages: Any) -> Any:
+        found = plain(self, messages)
+        sent.extend(message for message in (*messages, *found) if isinstance(message, Smashed | CutGrad))
         return found
 
-    def down(self: LocalCohort, replies: Any) -> Any:
-        sent.extend(replies)
-        return scatter(self, replies)
-
-    monkeypatch.setattr(LocalCohort, "gather", up)
-    monkeypatch.setattr(LocalCohort, "scatter", down)
+    monkeypatch.setattr(LocalCohort, "ask", ask)
     run = rounds(scheme="sglr", autocast="bfloat16", protocol="cyclesl", test=[TEST] * 3)
     list(run)
     smashed, grads = [m.a for m in sent if isinstance(m, Smashed)], [m.grad for m in sent if isinstance(m, CutGrad)]
     assert len(smashed) == len(grads) == 6
     for tensor in (*smashed, *grads):
         assert tensor is not None and tensor.dtype == torch.float32 and float(tensor.abs().sum()) > 0
-    kept = [t for parcel in run.state.kept.values() for name, t in parcel.open().items() if name.startswith("moment")]
+    kept = [t for parcel in run.state.owned.values() for name, t in parcel.open().items() if name.startswith("moment")]
     assert len(kept) == 6 and all(t.dtype == torch.float32 for t in kept)
 
 

@@ -84,7 +84,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> list[int]:
 
 def state(run: cl.Run) -> list[bytes]:
     """Everything that lives on after the last round, and what the models made of it hold."""
-    kept = {owner: parcel.open() for owner, parcel in run.state.kept.items()}
+    kept = {owner: parcel.open() for owner, parcel in run.state.owned.items()}
     tensors = [t for _, named in sorted(kept.items()) for _, t in sorted(named.items())]
     models = [t for one in (run.model, *run.clients) for t in one.state_dict().values()]
     return [t.contiguous().numpy().tobytes() for t in (*run.state.W, *tensors, *models)]

@@ -15,7 +15,7 @@ import cutlayer as cl
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.source import Population
-from cutlayer.data.transform import Features
+from cutlayer.data.transform import Values
 
 EACH, FEW, MANY = 4, 10_000, 1_000_000
 ROWS = StoredRows(np.arange(160, dtype=np.float32).reshape(40, 4) / 160, np.arange(40) % 3)
@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 def population(n: int) -> Population:
     """Everybody has four of forty rows."""
     order = np.resize(np.arange(len(ROWS)), n * EACH)
-    return Population(ROWS, Parts(order, np.arange(EACH, EACH * n + 1, EACH)), Features())
+    return Population(ROWS, Parts(order, np.arange(EACH, EACH * n + 1, EACH)), Values())
 
 
 def rounds(clients: Population, **more: Any) -> cl.Run:

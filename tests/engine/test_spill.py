@@ -72,9 +72,9 @@ def test_memory_grows_with_the_clients_ever_seen(scheme: str) -> None:
     for record in run:
         seen |= set(record.clients)
         turns += len(record.clients)
-        assert set(run.state.kept) == {f"client/{j}" for j in seen}
-        assert [parcel.in_memory for parcel in run.state.kept.values()] == [FRONT] * len(seen)
-        assert all(run.state.kept[f"client/{j}"].version == record.n for j in record.clients)
+        assert set(run.state.owned) == {f"client/{j}" for j in seen}
+        assert [parcel.in_memory for parcel in run.state.owned.values()] == [FRONT] * len(seen)
+        assert all(run.state.owned[f"client/{j}"].version == record.n for j in record.clients)
     assert 3 < len(seen) < 8 and set(run.state.participations) == seen
     assert sum(run.state.participations.values()) == turns
 
@@ -82,7 +82,7 @@ def test_memory_grows_with_the_clients_ever_seen(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in KEEPERS])
 def test_nothing_is_kept_where_fronts_and_memory_end_with_the_round(scheme: str) -> None:
     run = finished(scheme)
-    assert not run.state.kept and set(run.state.participations) <= set(range(8))
+    assert not run.state.owned and set(run.state.participations) <= set(range(8))
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 1), ("adam", 2)])
@@ -91,29 +91,29 @@ def test_with_cyclesl_a_client_keeps_its_memory_and_its_place(scheme: str, optim
     run, seen = begun(scheme, protocol="cyclesl", optimizer=optimizer, kept_memory=None), set[int]()
     for record in run:
         seen |= set(record.clients)
-    owners = {owner for owner in run.state.kept if owner.startswith("client/")}
+    owners = {owner for owner in run.state.owned if owner.startswith("client/")}
     assert owners == {f"client/{j}" for j in seen}
     names = {"t", "position", *(f"moment{i}" for i in range(moments)), *("wbi" if scheme in KEEPERS else "")}
     for j, turns in run.state.participations.items():
-        kept = run.state.kept[f"client/{j}"].open()
+        kept = run.state.owned[f"client/{j}"].open()
         assert set(kept) == names
         assert int(kept["t"]) == int(kept["position"]) == turns
         assert len(Moments.read(kept).m) == moments
-    servers = {owner for owner in run.state.kept if not owner.startswith("client/")}
+    servers = {owner for owner in run.state.owned if not owner.startswith("client/")}
     slots = {"slot/0", "slot/1", "slot/2"}
     expected = {"fedavg": {f"surrogate/{j}" for j in seen}, "smofi": {"fused"}, "sflv1": slots, "psl": slots}
     assert servers == expected.get(scheme, slots if scheme == "sglr" else {"server"})
 
 
 def test_a_server_that_never_resets_keeps_its_memory_alone() -> None:
-    assert set(finished(cl.SFLV2(reset="never")).state.kept) == {"server"}
+    assert set(finished(cl.SFLV2(reset="never")).state.owned) == {"server"}
 
 
 @pytest.mark.parametrize("update", ["fednag", cl.SlowMo(buffers="average")], ids=["fednag", "slowmo"])
 def test_an_averaged_momentum_is_one_for_all(update: Any) -> None:
     run = finished("fedavg", update=update)
-    assert set(run.state.kept) == {"momentum"}
-    (m,) = Moments.read(run.state.kept["momentum"].open()).m
+    assert set(run.state.owned) == {"momentum"}
+    (m,) = Moments.read(run.state.owned["momentum"].open()).m
     assert len(m) == len(run.state.W.w) and float(m.norm()) > 0
 
 
@@ -138,14 +138,14 @@ def test_on_disk_or_in_memory_is_all_the_same(temporary: Path, scheme: str, chan
     losses = []
     for record in outside:
         losses.append(record.train_loss)
-        assert outside.state.kept and all(parcel.in_memory == 0 for parcel in outside.state.kept.values())
+        assert outside.state.owned and all(parcel.in_memory == 0 for parcel in outside.state.owned.values())
     assert same(inside.model, outside.model)
     assert all(same(inside.personal(j), outside.personal(j)) for j in range(8))
     assert losses == [record.train_loss for record in begun(scheme, **changes)]
-    for owner, parcel in inside.state.kept.items():
-        found = outside.state.kept[owner].open()
+    for owner, parcel in inside.state.owned.items():
+        found = outside.state.owned[owner].open()
         assert all(torch.equal(tensor, found[name]) for name, tensor in parcel.open().items())
-        assert outside.state.kept[owner].bytes() == parcel.bytes()
+        assert outside.state.owned[owner].bytes() == parcel.bytes()
 
 
 @pytest.mark.parametrize("protocol", ["smofi", "cyclesl"])
@@ -153,7 +153,7 @@ def test_a_file_goes_when_a_newer_one_takes_its_place(temporary: Path, protocol:
     run = begun("psl", kept_memory=0, protocol=protocol)
     for _ in run:
         gc.collect()
-        assert len(spilled(temporary)) == len(run.state.kept)
+        assert len(spilled(temporary)) == len(run.state.owned)
 
 
 def alive(values: int) -> int:
@@ -190,7 +190,7 @@ def test_what_was_not_used_for_longest_goes_first(temporary: Path) -> None:
     for record in run:
         used |= dict.fromkeys(record.clients, record.n)
         gc.collect()
-        inside = {j for j in used if run.state.kept[f"client/{j}"].in_memory}
+        inside = {j for j in used if run.state.owned[f"client/{j}"].in_memory}
         outside = set(used) - inside
         assert len(inside) == min(4, len(used)) and len(spilled(temporary)) == len(outside)
         assert not outside or max(used[j] for j in outside) <= min(used[j] for j in inside)
@@ -199,7 +199,7 @@ def test_what_was_not_used_for_longest_goes_first(temporary: Path) -> None:
 
 def test_a_limit_that_is_not_reached_puts_nothing_on_disk(temporary: Path) -> None:
     run = finished("psl", kept_memory=8 * FRONT / 2**20)
-    assert spilled(temporary) == [] and all(parcel.in_memory for parcel in run.state.kept.values())
+    assert spilled(temporary) == [] and all(parcel.in_memory for parcel in run.state.owned.values())
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "much", True])

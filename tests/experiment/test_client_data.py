@@ -16,7 +16,7 @@ from torch import nn
 
 from cutlayer.data import cache
 from cutlayer.data.tasks import SOURCES
-from cutlayer.data.transform import KINDS, Codes, Features, Pixels, Transform, decode, encode
+from cutlayer.data.transform import KINDS, Codes, Pixels, Transform, Values, decode, encode
 from cutlayer.errors import ContractError, CutlayerError, StoreError
 from cutlayer.experiment import server_directory
 from cutlayer.experiment.client_data import ClientData
@@ -226,7 +226,7 @@ def test_paths_that_do_not_fit(tmp_path: Path, numbers: Welcome, pictures: Welco
 
 @pytest.mark.parametrize(
     "transform",
-    [Pixels(), Pixels((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), 4, True), Codes(), Features(), Features(-54.7, 21.3)]
+    [Pixels(), Pixels((0.1, 0.2, 0.3), (1.0, 2.0, 3.0), 4, True), Codes(), Values(), Values(-54.7, 21.3)]
     + [t for task in SOURCES.values() for t in (task.plain, task.changed) if t is not None],
     ids=str,
 )
@@ -237,7 +237,7 @@ def test_transforms_travel_as_words(transform: Transform) -> None:
 
 
 def test_a_transform_of_ones_own_does_not_travel() -> None:
-    class Mine(Features):
+    class Mine(Values):
         """Not one that the other side knows."""
 
     assert encode(Mine()) is None
@@ -322,7 +322,7 @@ def test_a_model_that_is_too_large_is_refused_at_once(
 def test_models_that_cannot_be(tmp_path: Path, numbers: Welcome, model: Any, said: str) -> None:
     with pytest.raises(ContractError, match=said):
         guest(arrays(tmp_path / "mine.npz", 7, 1)).model(but(numbers, model=model))
-    with pytest.raises(ContractError, match="the server says no number of classes"):
+    with pytest.raises(ContractError, match="the server sends no number of classes"):
         guest(tmp_path / "mine.npz").model(but(numbers, classes=None))
 
 

@@ -172,7 +172,7 @@ def test_what_is_compared_is_written_again_from_its_copy(compared: Path, tmp_pat
     path.unlink() if content is None else path.write_bytes(content)
     changed = content == b""  # a file that says nothing, and can be read
     if changed:
-        with pytest.raises(cl.ContractError, match="it is not what the run began with: seeds was"):
+        with pytest.raises(cl.ContractError, match="it has changed since the run began: seeds was"):
             compare.resume(out, "refuse")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -36,7 +36,7 @@ KEEPING: dict[str, Any] = {**BASE, "protocol": "cyclesl", "scheme": "psl", "part
 
 
 def kept_files(out: Path) -> dict[str, Path]:
-    return {path.name: path for path in (out / "checkpoints" / "kept").iterdir() if path.is_file()}
+    return {path.name: path for path in (out / "checkpoints" / "owned").iterdir() if path.is_file()}
 
 
 def manifest(out: Path, n: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def manifest(out: Path, n: int) -> dict[str, Any]:
 
 def end(out: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The journal of a finished run, and every parcel of its last checkpoint with its checksum."""
-    return without_clock(out), manifest(out, len(without_clock(out)))["kept"]
+    return without_clock(out), manifest(out, len(without_clock(out)))["owned"]
 
 
 def check(tmp_path: Path, config: Config, after: int = 2) -> None:
@@ -177,7 +177,7 @@ def test_only_what_changed_is_written(
     real = files.write_aside
 
     def spy(path: Path, content: bytes) -> None:
-        (copied if path.parent.name == "again" else written).append(path.name)
+        (copied if path.parent.name == "copies" else written).append(path.name)
         real(path, content)
 
     out = tmp_path / "run"
@@ -208,10 +208,10 @@ def test_files_that_no_manifest_names_are_removed(tmp_path: Path) -> None:
     for record in Experiment.start(text.parse({**KEEPING, "rounds": 6}), out):
         kept = {path.name for path in (out / "checkpoints").glob("[0-9]*")}
         assert kept == {f"{n:06d}" for n in (record.n - 1, record.n)}
-        named = {entry["file"] for n in (record.n - 1, record.n) for entry in manifest(out, n)["kept"].values()}
+        named = {entry["file"] for n in (record.n - 1, record.n) for entry in manifest(out, n)["owned"].values()}
         assert set(kept_files(out)) == named
         removed += any(name.endswith(f".{record.n - 2:06d}.safetensors") for name in named)
-        latest = manifest(out, record.n)["kept"]
+        latest = manifest(out, record.n)["owned"]
         assert {f"client/{j}" for j in record.clients} <= set(latest)
         assert all(latest[f"client/{j}"]["version"] == record.n for j in record.clients)
         if record.n == 5:
@@ -222,7 +222,7 @@ def test_files_that_no_manifest_names_are_removed(tmp_path: Path) -> None:
 def test_a_leftover_of_a_crash_is_removed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     interrupted(text.parse(KEEPING), out, after=2)
-    stray = out / "checkpoints" / "kept" / "client-0.000099.safetensors"
+    stray = out / "checkpoints" / "owned" / "client-0.000099.safetensors"
     stray.write_bytes(b"nothing")
     finish(Experiment.resume(out))
     assert not stray.exists()
@@ -234,8 +234,8 @@ def test_what_a_run_has_read_outlives_it(tmp_path: Path) -> None:
     interrupted(text.parse({**KEEPING, "kept_memory": 0}), out, after=3)
     before = set(kept_files(out))
     resumed = Experiment.resume(out)
-    assert all(parcel.in_memory == 0 for parcel in resumed.run.state.kept.values())
-    resumed.run.setup.spill_cache.trim(resumed.run.state.kept)
+    assert all(parcel.in_memory == 0 for parcel in resumed.run.state.owned.values())
+    resumed.run.setup.spill_cache.trim(resumed.run.state.owned)
     del resumed
     gc.collect()
     assert set(kept_files(out)) == before
@@ -246,8 +246,8 @@ def test_what_a_run_has_read_outlives_it(tmp_path: Path) -> None:
 
 def newest_only(out: Path, before: int, n: int) -> Path:
     """A kept file that the checkpoint of round n names and the one before it does not."""
-    old, new = ({str(entry["file"]) for entry in manifest(out, which)["kept"].values()} for which in (before, n))
-    return out / "checkpoints" / "kept" / min(new - old)
+    old, new = ({str(entry["file"]) for entry in manifest(out, which)["owned"].values()} for which in (before, n))
+    return out / "checkpoints" / "owned" / min(new - old)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "gone", "empty"])
@@ -273,8 +273,8 @@ def test_a_damaged_parcel_spoils_its_checkpoint(tmp_path: Path, damage: str, eve
     assert experiment.run.state.n == 4 - every
     assert finish(experiment) == whole
     assert end(out) == end(tmp_path / "whole")
-    for entry in manifest(out, 6)["kept"].values():
-        content = (out / "checkpoints" / "kept" / entry["file"]).read_bytes()
+    for entry in manifest(out, 6)["owned"].values():
+        content = (out / "checkpoints" / "owned" / entry["file"]).read_bytes()
         assert sealed.seal_of(content) == entry["seal"] and sealed.unpack(content)
 
 
@@ -282,9 +282,9 @@ def test_a_parcel_that_both_checkpoints_need_is_there_twice(tmp_path: Path) -> N
     whole = finish(Experiment.start(text.parse(KEEPING), tmp_path / "whole"))
     out = tmp_path / "run"
     interrupted(text.parse(KEEPING), out, after=3)
-    shared = {entry["file"] for entry in manifest(out, 2)["kept"].values()}
-    shared &= {entry["file"] for entry in manifest(out, 3)["kept"].values()}
-    first, second = (out / "checkpoints" / "kept" / place / min(shared) for place in ("", "again"))
+    shared = {entry["file"] for entry in manifest(out, 2)["owned"].values()}
+    shared &= {entry["file"] for entry in manifest(out, 3)["owned"].values()}
+    first, second = (out / "checkpoints" / "owned" / place / min(shared) for place in ("", "copies"))
     assert first.read_bytes() == second.read_bytes()
     shutil.copytree(out, tmp_path / "lost")
     first.unlink()
@@ -293,7 +293,7 @@ def test_a_parcel_that_both_checkpoints_need_is_there_twice(tmp_path: Path) -> N
     assert experiment.run.state.n == 3 and first.read_bytes() == second.read_bytes()
     assert finish(experiment) == whole
     out = tmp_path / "lost"
-    for place in ("", "again"):
-        (out / "checkpoints" / "kept" / place / min(shared)).unlink()
+    for place in ("", "copies"):
+        (out / "checkpoints" / "owned" / place / min(shared)).unlink()
     with pytest.warns(checkpoint.DamagedCheckpoint), pytest.raises(cl.StoreError, match="none of its 2 checkpoints"):
         Experiment.resume(out)

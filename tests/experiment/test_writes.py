@@ -125,7 +125,7 @@ def test_an_edited_config_is_not_used_unasked(tmp_path: Path, capsys: pytest.Cap
         before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
         assert main(["resume", str(out), "--quiet"]) == 2
         said = capsys.readouterr().err
-        assert "config.toml: it is not what the run began with: optimizer.lr was 0.05, is 0.04" in said
+        assert "config.toml: it has changed since the run began: optimizer.lr was 0.05, is 0.04" in said
         assert "--accept-changes goes on with it as it is now, --undo-changes as it was" in said
         assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
         assert main(["resume", str(out), "--quiet", f"--{how}-changes"]) == 0
@@ -156,7 +156,7 @@ def test_an_edited_comparison_is_not_used_unasked(tmp_path: Path, capsys: pytest
     path = out / "compare.toml"
     path.write_text(path.read_text().replace("rounds = 1", "rounds = 2"))
     assert main(["resume", str(out), "--quiet"]) == 2
-    assert "compare.toml: it is not what the run began with: base.rounds was 1, is 2" in capsys.readouterr().err
+    assert "compare.toml: it has changed since the run began: base.rounds was 1, is 2" in capsys.readouterr().err
     assert main(["resume", str(out), "--quiet", "--undo-changes"]) == 0 and "rounds = 1" in path.read_text()
     path.unlink()
     with warnings.catch_warnings():

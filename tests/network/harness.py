@@ -1,8 +1,9 @@
-"""A server and its clients in one process, over real sockets and mutual TLS."""
+"""A server and its clients in one process: over real sockets and mutual TLS, or over a transport in memory."""
 
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import shutil
 import tempfile
@@ -16,16 +17,23 @@ import torch
 from torch import nn
 
 import cutlayer as cl
+from cutlayer.data.source import Source, source
+from cutlayer.engine.train import rounds
 from cutlayer.network.api import join, serve
-from cutlayer.network.client.loop import Joined
+from cutlayer.network.client.loop import ClientLoop, Joined, Peer, Workplace
+from cutlayer.network.protocol.handshake import Welcome
 from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server.service import Service
 from cutlayer.network.transport import identity
+from cutlayer.network.transport.frames import DTYPES
+from cutlayer.network.transport.memory import MemoryHub
 
 NAMES = ("ward-0", "ward-1", "ward-2", "ward-3")
 SIZES = (12, 20, 9, 16)
 SOON = 60.0  # seconds: whatever should happen has happened by then, however busy the machine is
 Data = list[tuple[torch.Tensor, torch.Tensor]]
+Server = int | MemoryHub
+"""Where a client finds the server: a port, or a hub in memory."""
 
 
 def scratch(what: str) -> Path:
@@ -67,47 +75,84 @@ class Played:
     service: Service
 
 
+def serve_in_memory(
+    model: nn.Module, test: Any, net: Net, watch: Callable[[Service], None], **training: Any
+) -> cl.Result:
+    """`cl.serve` without sockets."""
+    known = {name: training[name] for name in ("cut", "labels", "loss", "participation") if name in training}
+    service = Service(model, test, net, **known, transport=lambda listen, who, *doors: MemoryHub(*doors))
+    run = rounds(model, service.clients, test, **{"backend": "loop", **training})
+    with service.open(run):
+        watch(service)
+        history = list(run)
+    return cl.Result(run.model, history)
+
+
+def in_memory(hub: MemoryHub, name: str, data: Any, model: nn.Module, out: Path, training: Mapping[str, Any]) -> Joined:
+    """`cl.join` without sockets."""
+
+    def load(welcome: Welcome) -> tuple[nn.Module, Source]:
+        return copy.deepcopy(model), source(data, DTYPES[welcome.dtype], "data")
+
+    peer = Peer("localhost:1", name=name, patience=SOON, dial=hub.dial)
+    return ClientLoop(peer, Workplace(load, out, training.get("loss", nn.functional.cross_entropy)))()
+
+
 def play(
     out: Path,
     data: Data,
     net: Mapping[str, Any] | None = None,
-    guests: Mapping[int, Callable[[int], Any]] | None = None,
+    guests: Mapping[int, Callable[[Any], Any]] | None = None,
     watch: Callable[[Service], None] = lambda service: None,
     model: nn.Module | None = None,
+    memory: bool = False,
     **training: Any,
 ) -> Played:
-    """Serve, with a client for each of `data`; `guests[j](port)` takes the place of client j."""
+    """Serve, with a client for each of `data`; `guests[j](server)` takes the place of client j.
+
+    `server` is a port; or, with `memory`, the hub of a transport without sockets.
+    """
     model = network() if model is None else model
     ended: list[Joined | BaseException | None] = [None] * len(data)
     threads: list[threading.Thread] = []
     services: list[Service] = []
 
-    def client(j: int, port: int) -> None:
+    def client(j: int, server: Server) -> None:
         try:
             if guests and j in guests:
-                ended[j] = guests[j](port)
-                return
-            ended[j] = join(
-                f"localhost:{port}",
-                data[j],
-                model=model,
-                certs=certs() / NAMES[j],
-                out=out,
-                patience=SOON,
-                loss=training.get("loss", nn.functional.cross_entropy),
-            )
+                ended[j] = guests[j](server)
+            elif isinstance(server, MemoryHub):
+                ended[j] = in_memory(server, NAMES[j], data[j], model, out, training)
+            else:
+                ended[j] = dialling(j, server)
         except BaseException as error:  # told to the test
             ended[j] = error
+
+    def dialling(j: int, port: int) -> Joined:
+        return join(
+            f"localhost:{port}",
+            data[j],
+            model=model,
+            certs=certs() / NAMES[j],
+            out=out,
+            patience=SOON,
+            loss=training.get("loss", nn.functional.cross_entropy),
+        )
 
     def begin(service: Service) -> None:
         services.append(service)
         watch(service)
         for j in range(len(data)):
-            threads.append(threading.Thread(target=client, args=(j, service.hub.port), daemon=True))
+            threads.append(
+                threading.Thread(target=client, args=(j, service.hub if memory else service.hub.port), daemon=True)
+            )
             threads[-1].start()
 
-    settings = replace(Net("127.0.0.1:0", certs(), min_clients=len(data), grace=10.0), **(net or {}))
-    result = serve(model, data[0], net=settings, watch=begin, **training)
+    settings = replace(
+        Net("127.0.0.1:0", None if memory else certs(), min_clients=len(data), grace=10.0), **(net or {})
+    )
+    serving = serve_in_memory if memory else serve
+    result = serving(model, data[0], net=settings, watch=begin, **training)
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive(), "a client hangs"

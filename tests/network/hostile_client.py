@@ -13,16 +13,18 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
+from cutlayer.clients.codec import Encoded
 from cutlayer.data.source import source
 from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
-from cutlayer.network.client.session import Answer
 from cutlayer.network.protocol.handshake import Hello, Welcome, read, words
 from cutlayer.network.transport import identity
-from cutlayer.network.transport.dial import Gone, Line
+from cutlayer.network.transport.dial import GrpcLine
+from cutlayer.network.transport.line import Gone, Line
+from cutlayer.network.transport.memory import MemoryHub
 from tests.clients.faulty import Fault, FaultyCohort
-from tests.network.harness import NAMES, SOON, Data, certs, network
+from tests.network.harness import NAMES, SOON, Data, Server, certs, network
 
-Bend = Callable[[Answer], Iterable[Answer]]
+Bend = Callable[[Encoded], Iterable[Encoded]]
 """What really goes out in place of a message."""
 ClientData = Callable[[int], Any]
 
@@ -33,9 +35,13 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cutlayer.network.server.service.LINGER", 0.2)
 
 
-def dialled(port: int, name: str) -> tuple[Line, Welcome]:
+def dialled(server: Server, name: str) -> tuple[Line, Welcome]:
     """A line to the server, greeted."""
-    line = Line(f"127.0.0.1:{port}", identity.read(certs() / name))
+    if isinstance(server, MemoryHub):
+        line: Line = server.dial()
+        return line, read(line.greet(words(Hello(name=name))), Welcome)
+    port = server
+    line = GrpcLine(f"127.0.0.1:{port}", identity.read(certs() / name))
     return line, read(line.greet(words(Hello())), Welcome)
 
 
@@ -48,9 +54,9 @@ def bent(
     def load(welcome: Welcome) -> tuple[nn.Module, Any]:
         return copy.deepcopy(model), source(data[j], torch.float32, "data")
 
-    def guest(port: int) -> None:
-        line, welcome = dialled(port, NAMES[j])
-        peer = Peer(f"127.0.0.1:{port}", certs() / NAMES[j], patience=1.0)
+    def guest(server: Server) -> None:
+        line, welcome = dialled(server, NAMES[j])
+        peer = Peer("127.0.0.1:1", name=NAMES[j], patience=1.0)
         remote = ClientLoop(peer, Workplace(load, out))._begin(welcome)
         try:
             line.reader.limit = remote.limit
@@ -80,13 +86,13 @@ def simulated(data: Data, faults: Sequence[Fault], model: nn.Module | None = Non
     return run.model
 
 
-def at(answer: Answer) -> tuple[str, int, int]:
+def at(answer: Encoded) -> tuple[str, int, int]:
     """Which message it is: kind, round, step."""
     kind, said, _ = answer
-    return kind, said["at"][0], said["at"][2]
+    return kind, said["address"][0], said["address"][2]
 
 
-def like(answer: Answer, *tensors: Tensor, kind: str | None = None, **said: Any) -> Answer:
+def like(answer: Encoded, *tensors: Tensor, kind: str | None = None, **said: Any) -> Encoded:
     """The message with other tensors, if any are given, another kind or other words; a word of None is left out."""
     merged = {name: value for name, value in {**answer[1], **said}.items() if value is not None}
-    return kind or answer[0], merged, list(tensors) or answer[2]
+    return Encoded(kind or answer[0], merged, list(tensors) or answer[2])

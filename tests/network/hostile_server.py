@@ -23,10 +23,11 @@ from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server.service import Service
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import Frame
-from cutlayer.network.transport.hub import Connection, Hub
+from cutlayer.network.transport.grpc_hub import GrpcHub
+from cutlayer.network.transport.hub import Connection
 from cutlayer.optim.memory import Moments
 from tests.network.harness import NAMES, SOON, certs, network, rows
-from tests.network.raw_client import LIMITS, station
+from tests.network.raw_client import LIMITS, raw_client
 
 DATA = rows((5,))[0]
 MODEL = network()
@@ -43,7 +44,7 @@ def welcome(labels: str = "send") -> Welcome:
 
 @functools.cache
 def plan(labels: str = "send", **more: Any) -> Plan:
-    return station(Path("nowhere"), labels, **more).plan
+    return raw_client(Path("nowhere"), labels, **more).plan
 
 
 def kept(out: Path, labels: str) -> ClientStore:
@@ -62,7 +63,7 @@ def files(out: Path) -> dict[str, bytes]:
 def met(out: Path, script: Script, said: dict[str, Any] | None = None, join: Any = None) -> Any:
     """What a real client ends with, or raises, that meets a server who says this and then follows the script."""
     hello = words(welcome()) if said is None else said
-    hub = Hub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, asked: hello, set)
+    hub = GrpcHub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, asked: hello, set)
     hub.start()
     ended: list[Any] = []
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer.clients.messages import Address, Plan
+from cutlayer.clients.codec import Encoded
+from cutlayer.clients.messages import Address, Adopt, CutGrad, Features, Plan
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import source
-from cutlayer.network.client.session import Answer, ClientSession, Terms
+from cutlayer.network.client.session import ClientSession, Terms
 from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.contract import agreed
@@ -32,7 +33,7 @@ LIMITS = Limits(steps=1000, rate=1.0, batch=64)
 
 
 @dataclass
-class Station:
+class RawClient:
     """`plan` is one that the client accepts; `steps` it takes."""
 
     remote: ClientSession
@@ -44,7 +45,7 @@ class Station:
         return len(self.remote.source)
 
 
-def station(folder: Path, labels: str = "send", samples: int = 5, **more: Any) -> Station:
+def raw_client(folder: Path, labels: str = "send", samples: int = 5, **more: Any) -> RawClient:
     """A client of the small network, cut after its first block. `more` goes into its plan."""
     model, layout = network(), Layout(4, tail=int(labels == "stay"))
     data = source(rows((samples,))[0], torch.float32, "data")
@@ -62,7 +63,7 @@ def station(folder: Path, labels: str = "send", samples: int = 5, **more: Any) -
         loss=functional.cross_entropy if layout.tail else None,
     )
     plan = replace(plan, **more)
-    return Station(remote, plan, plan.schedule.total(samples))
+    return RawClient(remote, plan, plan.schedule.total(samples))
 
 
 def memory_of(plan: Plan) -> Moments:
@@ -79,27 +80,27 @@ def frame_of(kind: str, words: dict[str, Any], tensors: Sequence[Tensor] = ()) -
     return found
 
 
-def orders(plan: Plan) -> Answer:
-    return ("Plan", *encode(plan))
+def orders(plan: Plan) -> Encoded:
+    return encode(plan)
 
 
-def played(at: Station) -> Iterator[tuple[str, Answer]]:
+def played(at: RawClient) -> Iterator[tuple[str, Encoded]]:
     """A round with this client: what goes "down" and what comes "up", in order. It is played as it is asked for."""
     remote, plan, g = at.remote, at.plan, torch.Generator().manual_seed(0)
 
-    def answers(down: Answer) -> Iterator[tuple[str, Answer]]:
+    def answers(down: Encoded) -> Iterator[tuple[str, Encoded]]:
         yield "down", down
         for up in remote.answer(frame_of(*down)):
             yield "up", up
 
-    def here(step: int) -> dict[str, Any]:
-        return {"at": [plan.address.round, plan.address.client, step, plan.address.attempt]}
+    def here(step: int) -> Address:
+        return replace(plan.address, step=step)
 
     yield from answers(orders(plan))
     for step in range(at.steps):
         if plan.loss is not None:
-            yield from answers(("Features", here(step), [torch.randn(4, 8, generator=g)]))
-        square = [torch.tensor(0.5, dtype=torch.float64)] * joint(plan.local)
-        yield from answers(("CutGrad", here(step), [torch.randn(4, 8, generator=g), *square]))
+            yield from answers(encode(Features(here(step), torch.randn(4, 8, generator=g))))
+        square = torch.tensor(0.5, dtype=torch.float64) if joint(plan.local) else None
+        yield from answers(encode(CutGrad(here(step), torch.randn(4, 8, generator=g), None, square)))
         if plan.fuses:
-            yield from answers(("Adopt", here(step + 1), list(memory_of(plan).m)))
+            yield from answers(encode(Adopt(here(step + 1), memory_of(plan).m)))

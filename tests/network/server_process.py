@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cutlayer.cli.main import main
+from cutlayer.clients.messages import CutGrad, Finish, Plan
 from cutlayer.experiment import checkpoint, server_directory
 from cutlayer.network.server.cohort import NetCohort
 
@@ -37,30 +38,22 @@ def after(owner: Any, name: str, when: Callable[..., bool], act: Callable[..., N
 def arm(point: str, n: int) -> None:
     """Die in round n: with the plans sent, in the middle of its steps, with the reports in, or with it on disk."""
 
-    def at(cohort: NetCohort) -> int:
-        return max((place.plan.address.round for place in cohort.places.values()), default=0)
-
     seen: list[int] = []
 
-    def second(cohort: NetCohort, replies: Any) -> bool:
-        seen.extend([n] * (at(cohort) == n))
+    def asked(kind: type, message: Any) -> bool:
+        return isinstance(message, kind) and message.address.round == n
+
+    def second(cohort: NetCohort, messages: Any) -> bool:
+        seen.extend([n] * asked(CutGrad, messages[0]))
         return len(seen) == 2
 
     match point:
         case "plan":
-            after(NetCohort, "open", lambda cohort, plans: plans[0].address.round == n)
+            after(NetCohort, "ask", lambda cohort, messages: asked(Plan, messages[0]))
         case "step":
-            after(NetCohort, "scatter", second)
+            after(NetCohort, "ask", second)
         case "report":
-            plain = NetCohort.close
-
-            def close(cohort: NetCohort, clients: Any) -> Any:
-                found = plain(cohort, clients)
-                if found and found[0].address.round == n:
-                    die()
-                return found
-
-            NetCohort.close = close  # type: ignore[method-assign]
+            after(NetCohort, "ask", lambda cohort, messages: asked(Finish, messages[0]))
         case "checkpoint":
             after(checkpoint, "save", lambda run, state, about: state.n == n)
 

@@ -1,4 +1,4 @@
-"""The simulator and the network end with the same bits: every scheme, real sockets, mutual TLS."""
+"""The simulator and the network end with the same bits: every scheme, over real sockets with mutual TLS."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(a[1].equal(b[1]) for a, b in pairs)
 
 
-def check(out: Path, model: nn.Sequential | None = None, data: Any = None, **training: Any) -> None:
-    """Weights, fronts and records of a run over the network are those of the simulator."""
+def check(
+    out: Path, model: nn.Sequential | None = None, data: Any = None, memory: bool = False, **training: Any
+) -> None:
+    """Weights, fronts and records of a run over the network are those of the simulator; `memory`: without sockets."""
     model, data = network() if model is None else model, data or rows()
     arguments = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1} | training
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="clients keep their fronts")
-        played = play(out, data, model=model, **arguments)
+        played = play(out, data, model=model, memory=memory, **arguments)
     simulated = cl.train(model, data, test=data[0], backend="loop", **arguments)
     keeps, tail = len(simulated.clients) > 0, arguments.get("labels") == "stay"
     L, end = 1 if keeps else 0, len(model) - (keeps and tail)
@@ -61,7 +63,8 @@ def check(out: Path, model: nn.Sequential | None = None, data: Any = None, **tra
     [(s, labels) for s in SCHEMES for labels in ("send", "stay") if labels == "send" or not s.startswith("cycle")],
 )
 def test_every_scheme(tmp_path: Path, scheme: str, labels: str, optimizer: str) -> None:
-    check(tmp_path, scheme=scheme, labels=labels, optimizer=OPTIMIZERS[optimizer])
+    """With momentum over sockets, with Adam over a transport in memory."""
+    check(tmp_path, memory=optimizer == "adam", scheme=scheme, labels=labels, optimizer=OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize("scheme", ["psl", "cyclesfl", "sflv2"])

@@ -27,11 +27,12 @@ from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, wo
 from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import Frame, Reader, written
-from cutlayer.network.transport.hub import GREETING, METHOD, OPTIONS
+from cutlayer.network.transport.grpc_hub import METHOD, OPTIONS
+from cutlayer.network.transport.hub import GREETING
 from tests.network.fuzz import KINDS, Fuzzer
 from tests.network.harness import NAMES, SOON, certs, network, play, rows
 from tests.network.hostile_client import unhurried
-from tests.network.raw_client import LIMITS, Station, frame_of, memory_of, played, station
+from tests.network.raw_client import LIMITS, RawClient, frame_of, memory_of, played, raw_client
 from tests.network.test_bits import same
 
 FRAMES, SEED = 40_000, 2026  # `make nightly` has a million
@@ -66,24 +67,26 @@ def finite(found: Any) -> bool:
     return all(finite(part) for part in parts)
 
 
-def to_server(at: Station, step: int) -> Heard:
+def to_server(at: RawClient, step: int) -> Heard:
     def heard(frame: Frame) -> bool:
         contract = at.remote.contract
-        contract.step(frame, at.plan)
-        message = contract.message(frame, at.plan, step, at.samples)
+        contract.late(frame, at.plan)
+        message = contract.message(frame, at.plan, replace(at.plan.address, step=step), at.samples)
         assert finite(message) and type(message).__name__ == frame.kind
         return True
 
     return heard
 
 
-def to_client(at: Station, before: Sequence[Frame]) -> Heard:
+def to_client(at: RawClient, before: Sequence[Frame]) -> Heard:
     """A client at that point of its round; after anything that moved it, it is brought there again."""
     remote, there = at.remote, [()]
 
     def place() -> tuple[Any, ...]:
         client = remote.client
-        return (remote.plan, client.here(), client.waits, client.tail_done) if remote.plan else (None,)
+        if client is None or remote.plan is None:
+            return (None,)
+        return (remote.plan, client.here(), client.waits, client.tail_done)
 
     def heard(frame: Frame) -> bool:
         if place() != there[0]:
@@ -92,15 +95,15 @@ def to_client(at: Station, before: Sequence[Frame]) -> Heard:
                 remote.answer(one)
             there[0] = place()
         answers = remote.answer(frame)
-        assert all(kind in KINDS and len(said["at"]) == 4 for kind, said, _ in answers)
+        assert all(kind in KINDS and len(said["address"]) == 4 for kind, said, _ in answers)
         return bool(answers)
 
     return heard
 
 
-def keeping(folder: Path) -> Station:
+def keeping(folder: Path) -> RawClient:
     """A client that has kept its half since round 3."""
-    at = station(folder, keeps_half=True, keeps_memory=True)
+    at = raw_client(folder, keeps_half=True, keeps_memory=True)
     collections.deque(played(at), maxlen=0)
     assert {path.name for path in folder.iterdir()} == {"own-3.safetensors", "own-3.again.safetensors"}
     at.remote.anew()
@@ -108,24 +111,24 @@ def keeping(folder: Path) -> Station:
     return at
 
 
-def remembering(folder: Path) -> Station:
+def remembering(folder: Path) -> RawClient:
     """A client that is given an optimizer's memory, and reports it."""
-    at = station(folder, shares_memory=True, optimizer=cl.Adam(lr=0.01))
+    at = raw_client(folder, shares_memory=True, optimizer=cl.Adam(lr=0.01))
     at.plan = replace(at.plan, memory=memory_of(at.plan))
     return at
 
 
-MAKERS: tuple[Callable[[Path], Station], ...] = (  # between them, every message
-    lambda folder: station(folder, samples=9),
-    lambda folder: station(folder, "stay"),
-    lambda folder: station(folder, local=cl.FedNAR(max_norm=0.5)),
-    lambda folder: station(folder, fuses=True, optimizer=cl.NAG(lr=0.1)),
+MAKERS: tuple[Callable[[Path], RawClient], ...] = (  # between them, every message
+    lambda folder: raw_client(folder, samples=9),
+    lambda folder: raw_client(folder, "stay"),
+    lambda folder: raw_client(folder, local=cl.FedNAR(max_norm=0.5)),
+    lambda folder: raw_client(folder, fuses=True, optimizer=cl.NAG(lr=0.1)),
     remembering,
     keeping,
 )
 
 
-def joining(at: Station, welcome: Welcome, out: Path) -> ClientLoop:
+def joining(at: RawClient, welcome: Welcome, out: Path) -> ClientLoop:
     """A client at the end of its run."""
     work = Workplace(lambda _: (network(), at.remote.source), out, limits=LIMITS)
     made = ClientLoop(Peer("127.0.0.1:1", name="a", patience=1.0), work)
@@ -145,13 +148,13 @@ def targets(folder: Path) -> list[Target]:
                 found.append(Target(kind, piece, limit, there))
                 before.append(frame_of(kind, said, tensors))
             else:
-                heard = to_server(at, said["at"][2])
+                heard = to_server(at, said["address"][2])
                 short = piece_of(kind, said, tensors, "int8" if kind == "Smashed" else "raw", True, True)
                 found += [Target(kind, piece, limit, heard), Target(kind, short, limit, heard)]
         stop = {"round": at.plan.address.round, "attempt": 0, "why": "late"}
         there = to_client(make(folder / f"{n}-stop"), before[:1])
         found.append(Target("Stop", piece_of("Stop", stop, ()), limit, there))
-    at = station(folder / "end")
+    at = raw_client(folder / "end")
     front = digest(at.remote.model, at.remote.layout, 0)
     welcome = Welcome("abc", (0, 0), "send", "float32", front, "none", "raw", False, {"name": "mlp"}, (4,), 3)
     end, roster = joining(at, welcome, folder / "joined"), Roster()
@@ -242,7 +245,7 @@ def test_broken_frames_while_others_train(
 ) -> None:
     """Over sockets and TLS, by a client with a good certificate: the others' bits are the simulator's."""
     unhurried(monkeypatch)
-    monkeypatch.setattr("cutlayer.network.transport.hub.Reader", Counting)
+    monkeypatch.setattr("cutlayer.network.transport.grpc_hub.Reader", Counting)
     monkeypatch.setattr("cutlayer.network.transport.hub.VISITS", 10_000)
     Counting.read_so_far = 0
     streams, rounds, per = 960, 6, 8

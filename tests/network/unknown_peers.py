@@ -14,9 +14,10 @@ from cryptography import x509
 
 from cutlayer.network.protocol.handshake import Hello, words
 from cutlayer.network.transport import identity
-from cutlayer.network.transport.dial import Line
+from cutlayer.network.transport.dial import GrpcLine
 from cutlayer.network.transport.frames import Reader, written
-from cutlayer.network.transport.hub import GREETING, METHOD, OPTIONS
+from cutlayer.network.transport.grpc_hub import METHOD, OPTIONS
+from cutlayer.network.transport.hub import GREETING
 from cutlayer.network.transport.identity import Identity
 from tests.network.harness import NAMES, SOON, certs, scratch
 
@@ -47,7 +48,7 @@ def dials(who: Identity | None, name: str = "") -> Stranger:
     """Greets like any client."""
 
     def stranger(port: int) -> str:
-        line = Line(f"127.0.0.1:{port}", who)
+        line = GrpcLine(f"127.0.0.1:{port}", who)
         try:
             line.greet(words(Hello(name=name)))
             return name or "somebody"

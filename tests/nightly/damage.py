@@ -18,7 +18,7 @@ def drawn_file(folder: Path, dice: random.Random) -> Path:
     kinds: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for path in files(folder):
         parent = "checkpoint" if path.parent.name.isdecimal() else path.parent.name
-        kind = "parcel" if parent in ("kept", "again", "fronts") else path.name
+        kind = "parcel" if parent in ("owned", "copies", "fronts") else path.name
         kinds[parent, kind].append(path)
     return dice.choice(kinds[dice.choice(sorted(kinds))])
 

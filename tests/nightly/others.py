@@ -39,7 +39,7 @@ def undone(resume: Callable[[Changes], T]) -> T:
     try:
         return resume("refuse")
     except ContractError as error:
-        if "it is not what the run began with" not in str(error):
+        if "it has changed since the run began" not in str(error):
             raise
     return resume("undo")
 

@@ -63,8 +63,8 @@ def ended(out: Path) -> Ended:
     rounds = tuple(json.dumps({k: v for k, v in line.items() if k != "seconds"}) for line in lines)
     found = {str(path.relative_to(out)): path for path in (*out.glob("*.safetensors"), *out.glob("fronts/*"))}
     newest = out / "checkpoints" / f"{len(lines):06d}" / "manifest.json"
-    for owner, entry in json.loads(newest.read_bytes())["kept"].items():
-        found[owner] = out / "checkpoints" / "kept" / entry["file"]
+    for owner, entry in json.loads(newest.read_bytes())["owned"].items():
+        found[owner] = out / "checkpoints" / "owned" / entry["file"]
     tensors = {name: path.read_bytes() for name, path in found.items()}
     return Ended(json.loads((out / "summary.json").read_text())["sha256"], rounds, tensors)
 
@@ -80,7 +80,7 @@ def resumed(out: Path) -> Experiment:
     try:
         return Experiment.resume(out)
     except ContractError as error:
-        if "it is not what the run began with" not in str(error):
+        if "it has changed since the run began" not in str(error):
             raise
     return Experiment.resume(out, changes="undo")
 

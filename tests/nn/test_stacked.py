@@ -18,7 +18,7 @@ import cutlayer as cl
 from cutlayer.core.threads import Workers
 from cutlayer.data.rows import StoredRows as Stored
 from cutlayer.data.source import Source, View, source, take_together
-from cutlayer.data.transform import Features, Pixels
+from cutlayer.data.transform import Pixels, Values
 from cutlayer.engine import backend
 from cutlayer.experiment import config as text
 from cutlayer.experiment.experiment import Experiment
@@ -241,9 +241,9 @@ WANTED = [np.array([4, 0, 2]), np.array([1, 3, 0]), np.array([5, 5, 1])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("transform", [Pixels(), Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), Features(3.0, 2.0)], ids=str)
+@pytest.mark.parametrize("transform", [Pixels(), Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), Values(3.0, 2.0)], ids=str)
 def test_rows_taken_together_are_those_taken_one_by_one(transform: Any, dtype: torch.dtype) -> None:
-    rows = stored(isinstance(transform, Features))
+    rows = stored(isinstance(transform, Values))
     views = [View(rows, index, transform, dtype) for index in OWNED]
     found = take_together(views, WANTED, CPU)
     assert found is not None

@@ -98,7 +98,7 @@ def play(arguments: dict[str, Any], ranks: Any, rounds: int) -> tuple[cl.Run, li
 
 
 def digest(run: cl.Run) -> str:
-    kept = {owner: parcel.open() for owner, parcel in sorted(run.state.kept.items())}
+    kept = {owner: parcel.open() for owner, parcel in sorted(run.state.owned.items())}
     tensors = [*run.state.W, *(t for _, some in sorted(kept.items()) for _, t in sorted(some.items()))]
     return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
@@ -124,4 +124,32 @@ def main(file: str, *names: str) -> None:
     found = {"ordered": played(names, "ordered"), "fast": {} if names else weights("fast")}
     if join("ordered").root:
         Path(file).write_text(json.dumps(found))
+    leave()
+
+
+class Broken(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Rows of which the sixth cannot be read."""
+
+    def __init__(self, client: int, rows: int) -> None:
+        self.rows, self.client = data(client, rows), client
+
+    def __len__(self) -> int:
+        return len(self.rows[1])
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        if self.client == 3 and row == 5:
+            raise OSError("the disk is gone")
+        return self.rows[0][row], int(self.rows[1][row])
+
+
+def fails(file: str, scheme: str) -> None:
+    """Train with a client whose data break in the first round; write down how that ended here."""
+    clients = [Broken(j, 12) for j in range(4)]
+    given: dict[str, Any] = {"batch_size": 4, "local_epochs": 1, "rounds": 2, "backend": "loop"}
+    try:
+        cl.train(tiny(), clients, data(9, 8), scheme=scheme, ranks="ordered", **given)
+        said = "nothing"
+    except cl.CutlayerError as error:
+        said = f"{type(error).__name__}: {error}"
+    Path(f"{file}.{join('ordered').rank}").write_text(said)
     leave()

@@ -123,3 +123,15 @@ def test_what_is_wrong_is_said_once_and_by_all(tmp_path: Path) -> None:
         said = "".join(rank.err for rank in ranks)
     assert said.count("memory_limit = 0.01: a round of 15 clients") >= 1
     assert not (tmp_path / "x").exists()
+
+
+def test_an_error_of_a_client_on_another_rank_names_it_on_all(tmp_path: Path) -> None:
+    """Where the root plays the round, the other ranks send it their errors, and all end with the same one."""
+    file = tmp_path / "said"
+    with launched(2, harness.fails, str(file), "sflv2") as ranks:
+        for rank in ranks:
+            assert rank.wait() == 0, rank.err[-2000:]
+    for rank_number in range(2):
+        said = Path(f"{file}.{rank_number}").read_text()
+        assert said.startswith("ContractError: round 1, client 3, step "), said
+        assert said.endswith("OSError: the disk is gone"), said

@@ -13,8 +13,20 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.clients.cohort import Cohort
-from cutlayer.clients.messages import CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
-from cutlayer.clients.waves import Wave
+from cutlayer.clients.messages import (
+    Adopt,
+    CutGrad,
+    Down,
+    FeatureGrad,
+    Features,
+    Finish,
+    Momentum,
+    NextStep,
+    Plan,
+    Report,
+    Smashed,
+    Square,
+)
 from tests.equal.naive import difference
 from tests.equal.test_u_shape import turned_model
 
@@ -42,30 +54,11 @@ class Tap(Cohort):
         self.inner = inner
         self.tape: list[tuple[bool, Any]] = []
 
-    def _heard(self, up: bool, messages: Sequence[Any]) -> Any:
-        self.tape += [(up, message) for message in messages]
-        return messages
-
-    def open(self, plans: Sequence[Plan]) -> None:
-        self.inner.open(self._heard(False, plans))
-
-    def gather(self, wave: Wave) -> Any:
-        return self._heard(True, self.inner.gather(wave))
-
-    def tail_step(self, features: Sequence[Features]) -> Any:
-        return self._heard(True, self.inner.tail_step(self._heard(False, features)))
-
-    def scatter(self, replies: Sequence[CutGrad]) -> Any:
-        return self._heard(True, self.inner.scatter(self._heard(False, replies)))
-
-    def momenta(self, clients: Sequence[int]) -> Any:
-        return self._heard(True, self.inner.momenta(clients))
-
-    def adopt(self, fused: Sequence[Momentum]) -> None:
-        self.inner.adopt(self._heard(False, fused))
-
-    def close(self, clients: Sequence[int]) -> Any:
-        return self._heard(True, self.inner.close(clients))
+    def ask(self, messages: Sequence[Down]) -> Any:
+        self.tape += [(False, message) for message in messages if not isinstance(message, NextStep | Finish)]
+        answers = self.inner.ask(messages)
+        self.tape += [(True, answer) for answer in answers]
+        return answers
 
 
 def tapped(scheme: Any, **more: Any) -> tuple[list[cl.Round], list[tuple[bool, Any]]]:
@@ -84,7 +77,7 @@ ASKED: dict[str, tuple[Any, dict[str, Any], tuple[type, ...]]] = {
     "smofi stacked": ("smofi", {"backend": "stacked"}, STEP),
     "smofi joint": ("smofi", {"local": cl.FedNAR(norm="joint")}, (*STEP, Square)),
     "ssl joint": ("ssl", {"local": cl.FedNAR(norm="joint")}, (*STEP, Square)),
-    "smofi clients": (cl.SMoFi(fuse_clients=True), {}, (*STEP, Momentum, Momentum)),
+    "smofi clients": (cl.SMoFi(fuse_clients=True), {}, (*STEP, Momentum, Adopt)),
 }
 
 
@@ -139,16 +132,14 @@ def test_work_and_time_by_hand() -> None:
 class Stale(Tap):
     """Features of the step before come once more, after their step and again before the next."""
 
-    def tail_step(self, features: Sequence[Features]) -> Any:
-        old = [m for _, m in self.tape if isinstance(m, Features) and m.address.round == features[0].address.round]
-        for message in old:
-            assert self.inner.tail_step([message]) == []
-        return super().tail_step(features)
-
-    def scatter(self, replies: Sequence[CutGrad]) -> Any:
-        answers = super().scatter(replies)
-        late = [m for _, m in self.tape if isinstance(m, Features) and m.address in [r.address for r in replies]]
-        assert self.inner.tail_step(late) == []
+    def ask(self, messages: Sequence[Down]) -> Any:
+        n, kind = messages[0].address.round, type(messages[0])
+        old = [m for _, m in self.tape if isinstance(m, Features) and m.address.round == n]
+        for message in old if kind is Features else ():
+            assert self.inner.ask([message]) == []
+        answers = super().ask(messages)
+        late = [m for m in old if kind is CutGrad and m.address in [reply.address for reply in messages]]
+        assert kind is not CutGrad or (late and self.inner.ask(late) == [])
         return answers
 
 

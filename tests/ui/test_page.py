@@ -26,7 +26,7 @@ from cutlayer.errors import ContractError
 from cutlayer.experiment import server_directory
 from cutlayer.network.protocol.handshake import Hello, words
 from cutlayer.network.server.roster import Entry
-from cutlayer.network.transport.dial import Line
+from cutlayer.network.transport.dial import GrpcLine
 from cutlayer.ui import page as ui
 from tests.experiment.test_server_directory import NET, THREADS, Hosted, config, files, host
 from tests.network.harness import SOON
@@ -91,7 +91,7 @@ def test_state_while_clients_come(tmp_path: Path) -> None:
     experiment, service = server_directory.start(config(files(tmp_path)), NET, tmp_path / "run")
     with service.open(experiment.run):
         assert ui.state(experiment, service)["clients"] == []
-        line = Line(f"127.0.0.1:{service.hub.port}", None)
+        line = GrpcLine(f"127.0.0.1:{service.hub.port}", None)
         line.greet(words(Hello(name="ward-7")))
         line.send("Ready", {"samples": 9})
         service.cohort._wait(1, SOON)

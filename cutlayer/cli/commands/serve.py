@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         if field in SIMULATED:
             flag = field.replace("_", "-")
             hint = "; --min-clients is how many must come" if field == "clients" else ""
-            raise ContractError(f"--{flag}: of simulated clients, and these are on other machines{hint}")
+            raise ContractError(f"--{flag}: it applies to simulated clients, and these are on other machines{hint}")
     config, out, _ = configured(args, server_directory.ALONE)
     _page(args)
     with console.status(f"preparing {config.task}"):
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What was given of the service, as plain values."""
+    """The settings of the server that were given, as plain values."""
     found: dict[str, Any] = {}
     for key, given in vars(args).items():
         name = key.removeprefix("net.")
@@ -63,7 +63,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def resume(args: argparse.Namespace, out: Path, changes: Changes) -> int:
-    """`cutlayer resume` of a run that served."""
+    """Resume a run that served."""
     needs("net")
     from cutlayer.experiment import server_directory
 
@@ -74,7 +74,7 @@ def resume(args: argparse.Namespace, out: Path, changes: Changes) -> int:
 
 
 def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -> int:
-    """The run, with whoever comes. Told to stop, it leaves a folder to go on from, and that is no failure."""
+    """Run with the clients that connect. SIGTERM is no failure: the run can be resumed from its folder."""
     try:
         return _attend(experiment, service, args)
     except Terminated:
@@ -104,7 +104,7 @@ def _attend(experiment: Experiment, service: Service, args: argparse.Namespace) 
 
 
 def _page(args: argparse.Namespace) -> None:
-    """Whether there can be a page, before anything is written."""
+    """Check that the page and the metrics can be served, before anything is written."""
     if args.ui is not None:
         needs("ui")
         from cutlayer.ui import page
@@ -143,7 +143,7 @@ def join(args: argparse.Namespace) -> int:
     given = {name: getattr(args, f"limit_{name}") for name in LIMITS}
     for name, value in given.items():
         if name != "rate" and value is not None and value.is_integer():
-            given[name] = int(value)  # 1e6 may be written so
+            given[name] = int(value)  # accept 1e6 for a whole number
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
     data = ClientData(as_path("data", args.data), limits, args.x_column, args.y_column)
 

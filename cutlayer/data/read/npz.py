@@ -1,4 +1,4 @@
-"""NPZ files, looked at before they are unpacked: what they announce must be what they hold, and there must be room."""
+"""NPZ files, checked before they are unpacked: their headers must agree with their sizes, and memory must suffice."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cutlayer.data.read import room
 from cutlayer.errors import CutlayerError, StoreError
 
 DAMAGE = (OSError, EOFError, MemoryError, ValueError, TypeError, zipfile.BadZipFile, zlib.error, RuntimeError)
-WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy packs
+WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the compressions that NumPy uses
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 END = ".npy"
 
 
 def arrays(opened: IO[bytes], names: Sequence[str], where: object) -> tuple[list[str], dict[str, NDArray[Any]]]:
-    """The names of all arrays in a file, and those of `names` that are there."""
+    """Return the names of all arrays in a file, and the arrays named in `names` that are there."""
     try:
         with zipfile.ZipFile(opened) as file:
             members = {member.filename.removesuffix(END): member for member in file.infolist()}
@@ -41,7 +41,7 @@ def arrays(opened: IO[bytes], names: Sequence[str], where: object) -> tuple[list
 
 
 def load(path: Path, names: Sequence[str]) -> tuple[list[str], dict[str, NDArray[Any]]]:
-    """The same of a file by name."""
+    """Do the same as `arrays` with a file given by its path."""
     try:
         opened = path.open("rb")
     except OSError as error:
@@ -55,10 +55,11 @@ def _size(opened: IO[bytes]) -> int:
 
 
 def _check(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Refuse an array whose header says another size than the list of what is in the file."""
+    """Refuse an array that NumPy packs differently, that holds objects, or whose header gives another size than the
+    directory of the file."""
     name = member.filename.removesuffix(END)
     if member.compress_type not in WAYS:
-        raise ValueError(f"{name} is packed in way {member.compress_type}, expected as NumPy does")
+        raise ValueError(f"{name} is compressed by method {member.compress_type}, expected one that NumPy writes")
     with file.open(member) as stream:
         version = npy.read_magic(stream)
         if version not in HEADERS:
@@ -75,5 +76,5 @@ def _read(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     with file.open(member) as stream:
         found: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
         if stream.read(1):
-            raise ValueError(f"{member.filename} goes on after its array")
+            raise ValueError(f"{member.filename} has bytes after its array")
         return found

@@ -1,6 +1,6 @@
-"""Training over a network, a client's side: dial out, train the front whenever asked, come back when the stream breaks.
+"""A client's loop: dial the server, train the front when asked, and dial again when the stream breaks.
 
-A client never knows the scheme: what it does is in the plans it gets."""
+A client does not know the scheme; it follows the plans that the server sends."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from cutlayer.network.protocol.contract import agreed
 from cutlayer.network.protocol.handshake import Hello, Welcome, digest, read, words
 from cutlayer.network.protocol.settings import LOOPBACK, Limits, Say, is_port
 from cutlayer.network.transport import identity, plain
-from cutlayer.network.transport.dial import Gone, Line, speaks_tls, waits
+from cutlayer.network.transport.dial import GrpcLine, speaks_tls, waits
 from cutlayer.network.transport.frames import Frame
+from cutlayer.network.transport.line import Dial, Gone, Line
 from cutlayer.network.transport.reload import Reminders, Watched
 from cutlayer.nn.copies import twins
 from cutlayer.nn.cut import Layout, blocks_of, cut_range, device_of
 from cutlayer.nn.flat import Half, Style, Vectors
 
-CLOSED = "Socket closed"  # what grpc says when a server refuses our certificate, but not only then
+CLOSED = "Socket closed"  # grpc's message when a server refuses our certificate, and in other cases too
 HINT = "; so does a server that does not accept a client's certificate: is it of the same authority?"
-SHORT = ("Smashed", "FeatureGrad")  # what may be shortened on its way, at a loss
+SHORT = ("Smashed", "FeatureGrad")  # messages that `code` may shorten, with loss of precision
 Load = Callable[[Welcome], tuple[nn.Module, Source]]
-"""Model and data, once the server has said what it trains."""
+"""Returns the model and the data, given the server's welcome."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a client ends with: its last round, and the front (with the last block, where labels stay), if given."""
+    """What a client has at the end: its last round, and the front, if there is one (with the tail in the U-shape)."""
 
     rounds: int
     front: nn.Sequential | None
@@ -50,13 +51,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Peer:
-    """Whom to dial, and as whom: by certificate, or by name where there are none."""
+    """The server to dial, and who we are: by certificate, or by name where there are no certificates."""
 
     server: str
     certs: str | Path | None = None
     name: str = ""
     insecure: bool = False
     patience: float = 3600.0  # seconds without a server before giving up
+    dial: Dial = field(default_factory=lambda: GrpcLine)
 
     def __post_init__(self) -> None:
         host, _, port = self.server.rpartition(":")
@@ -64,7 +66,7 @@ class Peer:
         expect(self.patience > 0, "patience", self.patience, "seconds, above 0")
         if self.certs is None and not self.insecure and host not in LOOPBACK:
             raise ContractError(
-                f"server = {self.server!r} without certificates: expected certs, or insecure, spelled out"
+                f"server = {self.server!r} without certificates: expected certs, or insecure to do without them"
             )
         if self.certs is None and not self.name:
             raise ContractError("name = '': expected a name, or certs, whose certificate says it")
@@ -72,7 +74,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Workplace:
-    """What a client brings: its model and data, a folder for what it keeps, and what it computes with and allows."""
+    """What a client provides: model and data, a folder for what it keeps, its loss, its limits and its device."""
 
     load: Load
     out: Path
@@ -85,7 +87,7 @@ class Workplace:
 
 
 class ClientLoop:
-    """One client's way through a run."""
+    """One client of a run. Calling it takes part until the run ends."""
 
     def __init__(self, peer: Peer, workplace: Workplace, say: Say = lambda line: None) -> None:
         self.peer, self.workplace, self.say = peer, workplace, say
@@ -102,7 +104,7 @@ class ClientLoop:
         while True:
             who = None if self.watched is None else self.watched.proven()
             self._remind("", None if who is None else identity.warning(who))
-            line, there = Line(self.server, who), False
+            line, there = self.peer.dial(self.server, who), False
             try:
                 self._greet(line)
                 pauses, there = waits(), True
@@ -138,7 +140,7 @@ class ClientLoop:
         self.say(f"{self.server}: connected as {self.name}, {len(self.remote.source)} samples")
 
     def _begin(self, welcome: Welcome) -> ClientSession:
-        """The model and the data, held against what the server says."""
+        """Load model and data, check them against the server's welcome, and return a new session."""
         model, rows = self.workplace.load(welcome)
         expect(len(rows) > 0, "data", "no rows", "at least one row")
         layout = Layout(len(blocks_of(model)), tail=int(welcome.labels == "stay"))
@@ -147,7 +149,7 @@ class ClientLoop:
         expect(mine == welcome.front, "model", f"front {mine}", f"the server's, {welcome.front}: the same blocks")
         try:
             contract = agreed(model, welcome.cuts, layout, rows, welcome.classes, self.workplace.device)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a model may raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a model may raise any of these
             raise ContractError(f"data: the model does not accept its rows: {error}") from error
         if welcome.classes is not None:
             rows.expect_classes(welcome.classes)
@@ -168,13 +170,13 @@ class ClientLoop:
         for kind, said, tensors in remote.answer(frame):
             line.send(kind, said, tensors, welcome.code if kind in SHORT else "raw", welcome.zstd)
             if kind == "Report":
-                self.say(f"round {said['at'][0]}: reported")
+                self.say(f"round {said['address'][0]}: reported")
         if remote.round != before:
             self.say(f"round {remote.round}: {remote.steps} steps")
         line.reader.limit = remote.limit
 
     def _end(self, frame: Frame) -> Joined:
-        """The run is over: the front, if there is one, in a file that `cl.load` reads."""
+        """End the run: write the front, if there is one, to a file that `cl.load` reads."""
         remote, welcome = self.remote, self.welcome
         assert remote is not None and welcome is not None
         if why := frame.words.get("why"):
@@ -185,12 +187,12 @@ class ClientLoop:
         if not isinstance(confirmed, int):
             raise FrameError(f"a last round {confirmed!r}")
         kept = remote.own.load(confirmed)
-        if not vectors and kept.front is not None:  # the front is ours anyway
+        if not vectors and kept.front is not None:  # the client has kept its own front
             vectors, cut = tuple(kept.front), welcome.cuts[0]
         if not vectors:
             return Joined(remote.round, None, None)
         if not isinstance(cut, int) or cut not in remote.contract.sizes or len(vectors) != 3:
-            raise FrameError("a last front that cannot be")
+            raise FrameError("a last front with a wrong cut or number of tensors")
         blocks = blocks_of(remote.model)
         which = remote.layout.client(cut)
         mine = twins(blocks)

@@ -1,4 +1,4 @@
-"""A client on a machine of its own: what it answers to each frame of the server. It never knows the scheme.
+"""A client on its own machine: how it answers each frame from the server. It does not know the scheme.
 
 Plan -> Smashed                    Features -> FeatureGrad                 Stop -> nothing: the round is over for it
 CutGrad -> [Square] Momentum, or the next Smashed, or its Report           Adopt -> the next Smashed, or its Report
@@ -7,34 +7,34 @@ CutGrad -> [Square] Momentum, or the next Smashed, or its Report           Adopt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cutlayer.clients.client import Client, Seat
-from cutlayer.clients.messages import CutGrad, FeatureGrad, Features, Loss, Momentum, Plan, Report, Smashed, Square
+from cutlayer.clients.codec import Encoded, Message
+from cutlayer.clients.messages import Adopt, CutGrad, Features, Loss, NextStep, Plan
 from cutlayer.clients.state import NOTHING
 from cutlayer.core.threads import one_thread
 from cutlayer.data.source import Source
 from cutlayer.errors import ClientError, CutlayerError, FrameError
 from cutlayer.network.client.store import ClientStore
-from cutlayer.network.protocol.codec import decode
-from cutlayer.network.protocol.contract import Contract, address_of
+from cutlayer.network.protocol.codec import decode, encode
+from cutlayer.network.protocol.contract import Contract
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Rows, Style, half
-from cutlayer.optim.local import joint
 from cutlayer.optim.memory import Memory
 
-Answer = tuple[str, dict[str, Any], list[Tensor]]
+DOWN = ("Plan", "Features", "CutGrad", "Adopt")  # what a server sends in a round
 
 
 class Terms(NamedTuple):
-    """What the client has agreed to: the model, where it is cut, what messages must be, what the model draws."""
+    """What client and server have agreed on: the model, where it is cut, the contract, and how the blocks compute."""
 
     model: nn.Module
     layout: Layout
@@ -43,15 +43,14 @@ class Terms(NamedTuple):
 
 
 class ClientSession:
-    """One client's part of a run. `own`: where it keeps what lives on with it between rounds."""
+    """One client's part of a run. `own`: where it keeps its client state between rounds."""
 
     def __init__(
         self, terms: Terms, source: Source, own: ClientStore, loss: Loss, limits: Limits, device: torch.device
     ) -> None:
         self.model, self.layout, self.contract, self.style = terms
         self.source, self.own, self.loss, self.limits, self.device = source, own, loss, limits, device
-        self.client = Client(0, source)
-        self._seat: Seat | None = None
+        self.client: Client | None = None
         self._cut: int | None = None
         self.plan: Plan | None = None
         self.round = 0
@@ -65,62 +64,58 @@ class ClientSession:
         return self.contract.longest(self.plan.cut, self.plan.schedule.batch_size)
 
     def anew(self) -> None:
-        """The stream has broken: what was under way is over, and the next one may begin anywhere."""
+        """Forget the round under way, after the stream has broken. The next plan may be of any round and attempt."""
         self.plan, self._last = None, (-1, -1)
 
-    def answer(self, frame: Frame) -> list[Answer]:
-        """What goes back. A frame that is late, doubled or not for this step changes nothing."""
+    def answer(self, frame: Frame) -> list[Encoded]:
+        """Return the answers to a frame. A frame that is late, repeated or not for this step is ignored."""
         try:
             with one_thread(), torch.no_grad():
-                return self._answer(frame)
+                return [encode(message) for message in self._answer(frame)]
         except Exception as error:
             if not _of_the_model(error):
                 raise
             raise FrameError(f"a {frame.kind}, which the model cannot follow: {error}") from error
 
-    def _answer(self, frame: Frame) -> list[Answer]:
-        match frame.kind:
-            case "Plan":
-                return self._begin(decode(frame.words, frame.tensors, self.loss))
-            case "Stop":
-                if [frame.words.get(name) for name in ("round", "attempt")] == list(self._last):
-                    self.plan = None
-                return []
-            case _ if self.plan is None:
-                return []
-            case "Features":
-                return self._tail_step(frame)
-            case "CutGrad":
-                return list(self._step(frame))
-            case "Adopt":
-                return self._adopt(frame)
-        raise FrameError(f"a {frame.kind[:20]!r}, which no server sends")
+    def _answer(self, frame: Frame) -> Iterator[Message]:
+        if frame.kind == "Stop":
+            if [frame.words.get(name) for name in ("round", "attempt")] == list(self._last):
+                self.plan = None
+            return
+        if frame.kind not in DOWN:
+            raise FrameError(f"a {frame.kind[:20]!r}, which no server sends")
+        if self.plan is None and frame.kind != "Plan":
+            return
+        message = decode(frame, self.loss)
+        yield from self._begin(message) if isinstance(message, Plan) else self._step(message)
 
-    def _begin(self, plan: Plan) -> list[Answer]:
+    def _begin(self, plan: Plan) -> Iterator[Message]:
+        """Begin a round, and take its first step."""
         if (plan.address.round, plan.address.attempt) <= self._last:
-            return []
+            return
         self._check(plan)
-        if self._seat is None or plan.cut != self._cut:
-            rows = Rows(half(self.model, self.layout.client(plan.cut), self.device, self.style), 1)
-            self._seat, self._cut = Seat(rows, Memory(plan.optimizer, rows.w), 0), plan.cut
-        elif len(self._seat.memory.moments) != plan.optimizer.moments:
-            self._seat.memory = Memory(plan.optimizer, self._seat.rows.w)
         kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else NOTHING
-        if plan.start is None and kept.front is None:
-            raise FrameError("a plan without a front, where none has been kept")
-        if plan.start is None and not plan.keeps_half:
+        if plan.start is None and not plan.keeps_half and kept.front is not None:
             raise FrameError("a plan that asks for the front this client keeps to itself")
         plan = replace(plan, own=kept)
-        self._fits(plan, self._seat)
-        self.plan = plan
+        self.contract.check(plan, plan)
+        self.client, self.plan = Client(plan.address.client, self.source, self._seat(plan)), plan
         self._last = plan.address.round, plan.address.attempt
-        self.client, self.round = Client(plan.address.client, self.source), plan.address.round
-        self.client.open(plan, self._seat)
-        self.steps = plan.schedule.total(len(self.source))
-        return self._next()
+        self.round, self.steps = plan.address.round, plan.schedule.total(len(self.source))
+        self.client.handle(plan)
+        yield from self._next()
+
+    def _seat(self, plan: Plan) -> Seat:
+        """Return the memory for the front and its optimizer, reused from the last round if it fits."""
+        seat = None if self.client is None or plan.cut != self._cut else self.client.seat
+        if seat is not None and len(seat.memory.moments) == plan.optimizer.moments:
+            return seat
+        front = half(self.model, self.layout.client(plan.cut), self.device, self.style)
+        rows, self._cut = Rows(front, 1) if seat is None else seat.rows, plan.cut
+        return Seat(rows, Memory(plan.optimizer, rows.w), 0)
 
     def _check(self, plan: Plan) -> None:
-        """The client's own limits."""
+        """Refuse a plan that is beyond the client's limits, or not as agreed."""
         limits, steps = self.limits, plan.schedule.total(len(self.source))
         rate, batch = f"above 0, to {limits.rate:g} (--limit-rate)", f"at most {limits.batch:,} (--limit-batch)"
         for what, value, good, expected in (
@@ -134,114 +129,41 @@ class ClientSession:
             if not good:
                 raise FrameError(f"a plan with {what} = {value}, expected {expected}")
 
-    def _fits(self, plan: Plan, seat: Seat) -> None:
-        """Vectors of the front's sizes and types, and finite: those it begins with, and those it kept."""
-        sizes, dtypes, own = seat.rows.half.sizes, seat.rows.half.dtypes, plan.own
-        start = plan.start or own.front
-        assert start is not None, "it was looked for before"
-        for vector, size, dtype in zip(start, sizes, dtypes, strict=True):
-            _vector(vector, size, dtype)
-        memory = plan.memory or own.memory
-        if memory is not None:
-            self._moments(memory.m, plan)
-
-    def _moments(self, m: Sequence[Tensor], plan: Plan) -> None:
-        if len(m) != plan.optimizer.moments:
-            raise FrameError(f"{len(m)} moments, where {type(plan.optimizer).__name__} has {plan.optimizer.moments}")
-        for moment in m:
-            _vector(moment, self.contract.sizes[plan.cut][0], self.contract.dtype)
-
-    def _tail_step(self, frame: Frame) -> list[Answer]:
-        at, (z,), shape = address_of(frame), self._tensors(frame, 1), self.contract.z
-        if shape is None:
-            raise FrameError("features, where labels are sent")
-        if at != self.client.here() or not self.client.waits or self.client.tail_done:
-            return []
-        _like(z, (len(self.client.smashed), *shape), self.contract.dtype, "features")
-        back = self.client.tail_step(Features(at, z))
-        return [] if back is None else [_written(back)]
-
-    def _step(self, frame: Frame) -> Iterator[Answer]:
-        assert self.plan is not None
-        at = address_of(frame)
-        grad, *square = self._tensors(frame, 1 + joint(self.plan.local))
-        if at != self.client.here() or not self.client.waits:
+    def _step(self, message: Features | CutGrad | Adopt) -> Iterator[Message]:
+        """Answer a message of the step under way, and go on to the next step when this one is over."""
+        client, plan = self.client, self.plan
+        assert client is not None and plan is not None, "a plan comes first"
+        if message.address != client.here():
             return
-        if self.layout.tail and not self.client.tail_done:
-            raise FrameError("a gradient before its features")
-        _like(grad, tuple(self.client.smashed.shape), self.contract.dtype, "a gradient")
-        for norm in square:
-            _like(norm, (), torch.float64, "a squared norm")
-            if norm < 0:
-                raise FrameError("a squared norm below 0")
-        back = self.client.backward(CutGrad(at, grad.to(self.device), None, square[0] if square else None))
-        if back is not None:
-            yield _written(back)
-        if self.plan.fuses:
-            yield _written(self.client.momentum())
-        else:
+        self.contract.check(message, plan, len(client.smashed) if client.waits else 0)
+        if client.waits == isinstance(message, Adopt):
+            return
+        if isinstance(message, CutGrad):
+            if self.layout.tail and not client.tail_done:
+                raise FrameError("a gradient before its features")
+            message = replace(message, grad=message.grad.to(self.device) if message.grad is not None else None)
+        yield from cast(list[Message], client.handle(message))
+        if not client.waits and (isinstance(message, Adopt) or not plan.fuses):
             yield from self._next()
 
-    def _adopt(self, frame: Frame) -> list[Answer]:
-        assert self.plan is not None
-        at, m = address_of(frame), frame.tensors
-        if not self.plan.fuses:
-            raise FrameError("moments that nobody asked for")
-        if at != self.client.here() or self.client.waits:
-            return []
-        self._moments(m, self.plan)
-        self.client.adopt(Momentum(at, m))
-        return self._next()
-
-    def _next(self) -> list[Answer]:
-        """The next step, or the end of the round."""
-        assert self.plan is not None
-        if self.client.taken < self.steps:
-            return [_written(self.client.forward())]
-        report = self.client.close()
-        if self.plan.keeps_half or self.plan.keeps_memory:
-            kept = report.own(self.plan.keeps_half, self.plan.keeps_memory)
+    def _next(self) -> Iterator[Message]:
+        """Take the next step, or end the round with a report."""
+        client, plan = self.client, self.plan
+        assert client is not None and plan is not None, "a plan comes first"
+        if client.taken < self.steps:
+            yield from cast(list[Message], client.handle(NextStep(client.here())))
+            return
+        report = client.close()
+        if plan.keeps_half or plan.keeps_memory:
+            kept = report.own(plan.keeps_half, plan.keeps_memory)
             if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.named().values()):
-                raise FrameError(f"orders after which, at the end of round {self.round}, what is kept is not finite")
-            self.own.keep(self.plan.address.round, kept, self.plan.confirmed)
+                raise FrameError(f"a plan that leaves the state this client keeps after round {self.round} not finite")
+            self.own.keep(plan.address.round, kept, plan.confirmed)
         self.plan = None
-        return [_written(report)]
-
-    def _tensors(self, frame: Frame, n: int) -> tuple[Tensor, ...]:
-        if len(frame.tensors) != n:
-            raise FrameError(f"a {frame.kind} of {len(frame.tensors)} tensors, expected {n}")
-        return frame.tensors
-
-
-def _written(message: Smashed | FeatureGrad | Square | Momentum | Report) -> Answer:
-    kind, words = type(message).__name__, {"at": list(astuple(message.address))}
-    match message:
-        case Smashed():
-            return kind, words, [message.a, *([] if message.y is None else [message.y])]
-        case FeatureGrad():
-            return kind, words, [message.grad]
-        case Square():
-            return kind, words, [message.value]
-        case Momentum():
-            return kind, words, list(message.m)
-        case Report():
-            memory = message.memory
-            numbers = {name: getattr(message, name) for name in ("samples", "position", "tried", "clipped")}
-            end = [] if message.keeps_half or message.end is None else list(message.end)
-            shared = list(memory.m) if message.shares_memory and memory is not None else []
-            return kind, {**words, **numbers, "t": 0 if memory is None else memory.t}, [*end, *shared]
+        yield report.sent
 
 
 def _of_the_model(error: Exception) -> bool:
-    """Whether torch raised it: for a batch of one row, say, where there is batch norm."""
+    """Whether the model raised it, as a batch norm does for a batch of one row."""
     cause = error.__cause__ if isinstance(error, ClientError) else error
     return isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, CutlayerError)
-
-
-def _vector(x: Tensor, size: int, dtype: torch.dtype) -> None:
-    _like(x, (size,), dtype, "a vector")
-
-
-def _like(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    if x.dtype != dtype or tuple(x.shape) != shape or not bool(torch.isfinite(x).all()):
-        raise FrameError(f"{what} of {x.dtype} {tuple(x.shape)}, expected finite {dtype} {shape}")

@@ -1,127 +1,75 @@
-"""A plan as plain words and tensors, and back: what a client on another machine is told. Of a plan's parts only those
-that are known by name travel, with their numbers; a client builds its own."""
+"""Encode and decode messages between machines. A plan's optimizer and local rules travel as their names in the registry
+and their parameters; the client builds them again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
 import msgspec
-from torch import Tensor
 
-from cutlayer.clients.messages import Address, Loss, Plan
-from cutlayer.data.schedule import BatchSchedule
+from cutlayer.clients import codec
+from cutlayer.clients.codec import Encoded, Message
+from cutlayer.clients.messages import Loss
 from cutlayer.errors import ContractError, FrameError
-from cutlayer.nn.flat import Vectors
+from cutlayer.network.transport.frames import Frame
 from cutlayer.optim.local import Local, combined, parts_of
-from cutlayer.optim.memory import Moments
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.registry import LOCALS, OPTIMIZERS, Part
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An optimizer or a local rule."""
+    """An optimizer or a local rule: its name in the registry, and its parameters."""
 
     name: str
     numbers: dict[str, float | str | bool | tuple[float, ...]]
 
 
-class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A plan without its tensors; `moments`: how many there are of the optimizer's memory, `t` steps old."""
+@dataclass(frozen=True)
+class NamedParts(codec.Parts):
+    """Writes parts as their names in the registry. `loss`: the client's own, used where labels stay with it."""
 
-    round: Count
-    client: Count
-    attempt: Count
-    cut: Count
-    schedule: dict[str, int | bool | str | None]
-    optimizer: Spec
-    eta: float
-    local: tuple[Spec, ...]
-    noise: float
-    stays: bool
-    starts: bool
-    moments: Count
-    t: Count
-    shares_memory: bool
-    keeps_half: bool
-    keeps_memory: bool
-    fuses: bool
-    confirmed: Count
+    loss: Loss | None = None
 
+    def words(self, field: str, part: Any) -> Any:
+        match field:
+            case "optimizer":
+                return msgspec.to_builtins(_spec(part, OPTIMIZERS, field))
+            case "local":
+                return [msgspec.to_builtins(_spec(rule, LOCALS, field)) for rule in parts_of(part)]
+        return part is not None
 
-def encode(plan: Plan) -> tuple[dict[str, Any], list[Tensor]]:
-    """A plan's words and tensors."""
-    start, memory = list(plan.start or ()), plan.memory
-    orders = Orders(
-        round=plan.address.round,
-        client=plan.address.client,
-        attempt=plan.address.attempt,
-        cut=plan.cut,
-        schedule=asdict(plan.schedule),
-        optimizer=_spec(plan.optimizer, OPTIMIZERS, "optimizer"),
-        eta=plan.eta,
-        local=tuple(_spec(rule, LOCALS, "local") for rule in parts_of(plan.local)),
-        noise=plan.noise,
-        stays=plan.loss is not None,
-        starts=plan.start is not None,
-        moments=0 if memory is None else len(memory.m),
-        t=0 if memory is None else memory.t,
-        shares_memory=plan.shares_memory,
-        keeps_half=plan.keeps_half,
-        keeps_memory=plan.keeps_memory,
-        fuses=plan.fuses,
-        confirmed=plan.confirmed,
-    )
-    return msgspec.to_builtins(orders), [*start, *(memory.m if memory else ())]
+    def part(self, field: str, words: Any) -> Any:
+        match field:
+            case "optimizer":
+                return _built(msgspec.convert(words, Spec), OPTIMIZERS, field)
+            case "local":
+                return combined([_built(rule, LOCALS, field) for rule in msgspec.convert(words, tuple[Spec, ...])])
+        return self.loss if msgspec.convert(words, bool) else None
 
 
-def decode(words: dict[str, Any], tensors: Sequence[Tensor], loss: Loss | None) -> Plan:
-    """The plan again. `loss`: the client's own, for labels that stay."""
-    try:
-        o = msgspec.convert(words, Orders)
-        schedule = msgspec.convert(asdict(BatchSchedule(**o.schedule)), BatchSchedule)  # type: ignore[arg-type]  # its names, then their types
-        optimizer = _built(o.optimizer, OPTIMIZERS, "optimizer")
-        local = combined([_built(rule, LOCALS, "local") for rule in o.local])
-    except (msgspec.ValidationError, TypeError, ContractError) as error:
-        raise FrameError(f"a plan that cannot be: {error}") from error
-    expected = 3 * o.starts + o.moments
-    if len(tensors) != expected or o.moments not in (0, optimizer.moments):
-        raise FrameError(f"a plan with {len(tensors)} tensors, where {expected} were announced")
-    rest = tensors[3 * o.starts :]
-    return Plan(
-        address=Address(o.round, o.client, -1, o.attempt),
-        cut=o.cut,
-        start=Vectors(*tensors[:3]) if o.starts else None,
-        schedule=schedule,
-        optimizer=optimizer,
-        eta=o.eta,
-        local=local,
-        noise=o.noise,
-        loss=loss if o.stays else None,
-        memory=Moments(tuple(rest), o.t) if rest else None,
-        shares_memory=o.shares_memory,
-        keeps_half=o.keeps_half,
-        keeps_memory=o.keeps_memory,
-        fuses=o.fuses,
-        confirmed=o.confirmed,
-    )
+def encode(message: Message) -> Encoded:
+    """Encode a message for another machine."""
+    return codec.encode(message, NamedParts())
+
+
+def decode(frame: Frame, loss: Loss | None = None) -> Any:
+    """Decode the message in a frame; raise a FrameError if it holds none."""
+    return codec.decode(frame.kind, frame.words, frame.tensors, NamedParts(loss))
 
 
 def sendable(optimizer: Optimizer, local: Local | None) -> None:
-    """Refuse parts that no client could build."""
-    _spec(optimizer, OPTIMIZERS, "optimizer")
-    for rule in parts_of(local):
-        _spec(rule, LOCALS, "local")
+    """Refuse parts that a client cannot build from their names."""
+    NamedParts().words("optimizer", optimizer)
+    NamedParts().words("local", local)
 
 
-def _spec(part: Any, table: Mapping[str, Part], field: Literal["optimizer", "local"]) -> Spec:
+def _spec(part: Any, table: Mapping[str, Part], field: str) -> Spec:
     name = next((name for name, known in table.items() if known.make is type(part)), None)
     if name is None:
         raise ContractError(f"{field} = {part}: a client elsewhere cannot build it; expected one of {', '.join(table)}")
-    numbers = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "decay"}  # eta says what it comes to
+    numbers = {f.name: getattr(part, f.name) for f in fields(part) if f.name != "decay"}  # the plan's eta includes it
     return Spec(name, numbers)
 
 

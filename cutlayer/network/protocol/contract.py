@@ -1,37 +1,57 @@
-"""What a client on another machine may send, from the model alone: shapes, types, ranges, addresses. Everything is held
-against it before it is used; what does not fit is a FrameError that says why."""
+"""The contract: what a message between a client and its server must be (shapes, types, ranges, address).
+
+It follows from the model and a few rows. Every message is checked before it is used; one that does not fit raises a
+FrameError that says why.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutlayer.clients.messages import Address, FeatureGrad, Momentum, Plan, Report, Smashed, Square
+from cutlayer.clients.codec import Message, address_of
+from cutlayer.clients.messages import (
+    Address,
+    Adopt,
+    CutGrad,
+    FeatureGrad,
+    Features,
+    Momentum,
+    Plan,
+    Report,
+    Smashed,
+    Square,
+)
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.data.source import Source
 from cutlayer.errors import FrameError
+from cutlayer.network.protocol.codec import decode
 from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Layout, blocks_of, in_order
 from cutlayer.nn.flat import Vectors, half
 from cutlayer.nn.nested import Inputs, each, ordered
-from cutlayer.optim.memory import Moments
+from cutlayer.optim.local import joint
 
 Sizes = tuple[int, int, int]
-WORDS = 4096  # bytes of a header, generously
-MOMENTS = 2  # of an optimizer, at most
+WORDS = 4096  # bytes allowed for a header (generous)
+MOMENTS = 2  # moments of an optimizer, at most
 
 
 @dataclass(frozen=True)
 class Contract:
-    """`a[L]`: the shape of a sample at cut L; `z`: where labels stay, of the server's features; `sizes[L]`: of the
-    three vectors of a front; `y`: the shape and type of a label; `classes`: labels are below this (None: any)."""
+    """The shapes, types and limits of messages.
+
+    `a[L]`: the shape of one sample's activations at cut L. `z`: the shape of one sample's features, where labels stay
+    with the client. `sizes[L]`: the sizes of the three vectors of a front. `y`: the shape and type of a label.
+    `classes`: labels are below this (None: any).
+    """
 
     dtype: torch.dtype
     buffers: torch.dtype
@@ -40,127 +60,123 @@ class Contract:
     z: tuple[int, ...] | None
     y: tuple[tuple[int, ...], torch.dtype]
     classes: int | None
-    least: int = 1  # rows of a batch: two, where a batch norm needs them
+    least: int = 1  # fewest rows of a batch: 2 where a batch norm needs them
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
         return self.longest(plan.cut, plan.schedule.batch_size)
 
     def longest(self, cut: int, batch: int) -> int:
-        """Bytes of the longest frame with this cut, either way: a batch at the cut, or a front with its moments."""
+        """Bytes of the longest frame with this cut, up or down: a batch at the cut, or a front with its moments."""
         n, (w, b, i) = self.dtype.itemsize, self.sizes[cut]
         smashed = batch * (math.prod(self.a[cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
         features = batch * math.prod(self.z or ()) * n
         return WORDS + max(smashed, features, w * (1 + MOMENTS) * n + b * self.buffers.itemsize + 8 * i)
 
-    def message(self, frame: Frame, plan: Plan, step: int, samples: int) -> Any:
-        """The frame as a message: of this plan's client, at this step of its own (a report: -1)."""
-        at = address_of(frame)
-        expected = Address(plan.address.round, plan.address.client, step, plan.address.attempt)
+    def late(self, frame: Frame, plan: Plan) -> bool:
+        """Whether a frame belongs to an earlier round or attempt, and can be ignored."""
+        at, now = address_of(frame.kind, frame.words), plan.address
+        return at.client == now.client and (at.round, at.attempt) < (now.round, now.attempt)
+
+    def message(self, frame: Frame, plan: Plan, expected: Address, samples: int, rows: int = 0) -> Any:
+        """Decode and check a frame from this plan's client: its address, its tensors, and the samples of a report."""
+        at = address_of(frame.kind, frame.words)
         if at != expected:
             raise FrameError(f"a {frame.kind} for {_where(at)}, expected {_where(expected)}")
-        match frame.kind:
-            case "Smashed":
-                return self._smashed(frame, at, plan)
-            case "FeatureGrad":
-                (grad,) = self._tensors(frame, 1)
-                self._batch(grad, self.z or (), plan, "a gradient")
-                return FeatureGrad(at, grad)
-            case "Square":
-                (value,) = self._tensors(frame, 1)
-                good = value.shape == () and value.dtype == torch.float64 and float(value) >= 0
-                _must(good and bool(torch.isfinite(value)), "a squared norm that is none")
-                return Square(at, value)
-            case "Momentum":
-                m = self._tensors(frame, plan.optimizer.moments)
-                for moment in m:
-                    self._vector(moment, self.sizes[plan.cut][0], self.dtype)
-                return Momentum(at, tuple(m))
-            case "Report":
-                return self._report(frame, at, plan, samples)
-        raise FrameError(f"a {frame.kind[:20]!r}, which no client sends")
+        message = decode(frame)
+        self.check(message, plan, rows)
+        if isinstance(message, Report):
+            _must(message.samples == samples, f"a report of {message.samples} samples, expected {samples}")
+        return message
 
-    def step(self, frame: Frame, plan: Plan) -> int | None:
-        """The step it is of; None: of an earlier round or attempt, late and of no consequence."""
-        at, now = address_of(frame), plan.address
-        late = at.client == now.client and (at.round, at.attempt) < (now.round, now.attempt)
-        return None if late else at.step
+    def check(self, message: Message, plan: Plan, rows: int = 0) -> None:
+        """Check a message to or from this plan's client. `rows`: the rows of the step's batch (0: not known yet)."""
+        match message:
+            case Smashed():
+                self._batch(message.a, self.a[plan.cut], plan, 0, "smashed data")
+                self._labels(message, plan)
+            case Features():
+                _must(self.z is not None, "features, where labels are sent")
+                self._batch(message.z, self.z or (), plan, rows, "features")
+            case FeatureGrad():
+                _must(self.z is not None, "a gradient of features, where labels are sent")
+                self._batch(message.grad, self.z or (), plan, rows, "a gradient")
+            case CutGrad():
+                _must(message.grad is not None, "a CutGrad without a gradient")
+                self._batch(cast(Tensor, message.grad), self.a[plan.cut], plan, rows, "a gradient")
+                _must(message.square is None or joint(plan.local), "a CutGrad with a squared norm nobody asked for")
+                _must(message.square is not None or not joint(plan.local), "a CutGrad without its squared norm")
+                self._square(message.square)
+            case Square():
+                self._square(message.value)
+            case Momentum() | Adopt():
+                _must(plan.fuses, "moments that nobody asked for")
+                self._moments(message.m, plan)
+            case Plan():
+                _must(message.address.step == -1, f"a plan for {_where(message.address)}")
+                self._front(message.start or message.own.front, message)
+                if (memory := message.memory or message.own.memory) is not None:
+                    self._moments(memory.m, message)
+            case Report():
+                self._report(message, plan)
+            case _:
+                raise FrameError(f"a {type(message).__name__}, which does not travel")
 
-    def _smashed(self, frame: Frame, at: Address, plan: Plan) -> Smashed:
-        stays = plan.loss is not None
-        a, *rest = self._tensors(frame, 1 if stays else 2)
-        self._batch(a, self.a[plan.cut], plan, "smashed data")
-        if stays:
-            return Smashed(at, a, None)
-        y, (shape, dtype) = rest[0], self.y
-        _must(y.dtype == dtype and tuple(y.shape) == (len(a), *shape), f"labels of {y.dtype} {tuple(y.shape)}")
+    def _labels(self, smashed: Smashed, plan: Plan) -> None:
+        y, (shape, dtype) = smashed.y, self.y
+        if plan.loss is not None:
+            _must(y is None, "labels, which should have stayed")
+            return
+        if y is None:
+            raise FrameError("smashed data without labels")
+        _must(y.dtype == dtype and tuple(y.shape) == (smashed.samples, *shape), f"labels of {y.dtype} {tuple(y.shape)}")
         if self.classes is not None:
             good = int(y.min()) >= 0 and int(y.max()) < self.classes
             _must(good, f"labels outside 0..{self.classes - 1}")
         elif y.is_floating_point():
             _must(bool(torch.isfinite(y).all()), "labels with NaN or infinity")
-        return Smashed(at, a, y)
 
-    def _report(self, frame: Frame, at: Address, plan: Plan, samples: int) -> Report:
-        words: dict[str, Any] = frame.words
-        moments = plan.optimizer.moments if plan.shares_memory else 0
-        numbers: dict[str, Any] = {name: words.get(name) for name in ("samples", "t", "position", "tried", "clipped")}
-        for name, number in numbers.items():
-            _must(isinstance(number, int) and 0 <= number < 2**53, f"a report with {name} = {number!r}")
-        _must(numbers["samples"] == samples, f"a report of {numbers['samples']} samples, expected {samples}")
-        tensors = self._tensors(frame, moments + (0 if plan.keeps_half else 3))
-        end = None
-        if not plan.keeps_half:
-            w, b, i = self.sizes[plan.cut]
-            for vector, size, dtype in zip(tensors, (w, b, i), (self.dtype, self.buffers, torch.int64), strict=False):
-                self._vector(vector, size, dtype)
-            end = Vectors(*tensors[:3])
-        m = tensors[len(tensors) - moments :]
+    def _report(self, report: Report, plan: Plan) -> None:
+        given = (report.end is None, report.memory is None, report.keeps_half, report.shares_memory)
+        asked = (plan.keeps_half, not plan.shares_memory, plan.keeps_half, plan.shares_memory)
+        _must(given == asked, "a report with parts that were not asked for, or without parts that were")
+        if report.end is not None:
+            self._front(report.end, plan)
+        if report.memory is not None:
+            self._moments(report.memory.m, plan)
+
+    def _front(self, front: Vectors | None, plan: Plan) -> None:
+        if front is None:
+            raise FrameError("a plan without a front, where none has been kept")
+        dtypes = (self.dtype, self.buffers, torch.int64)
+        for vector, size, dtype in zip(front, self.sizes[plan.cut], dtypes, strict=True):
+            _like(vector, (size,), dtype, "a vector")
+
+    def _moments(self, m: Sequence[Tensor], plan: Plan) -> None:
+        known = plan.optimizer.moments
+        _must(len(m) == known, f"{len(m)} moments, where {type(plan.optimizer).__name__} has {known}")
         for moment in m:
-            self._vector(moment, self.sizes[plan.cut][0], self.dtype)
-        return Report(
-            at,
-            end,
-            numbers["samples"],
-            Moments(tuple(m), numbers["t"]) if m else None,
-            numbers["position"],
-            numbers["tried"],
-            numbers["clipped"],
-            plan.keeps_half,
-            plan.shares_memory,
-        )
+            _like(moment, (self.sizes[plan.cut][0],), self.dtype, "a vector")
 
-    def _tensors(self, frame: Frame, n: int) -> list[Tensor]:
-        _must(len(frame.tensors) == n, f"a {frame.kind} of {len(frame.tensors)} tensors, expected {n}")
-        return list(frame.tensors)
+    def _square(self, value: Tensor | None) -> None:
+        if value is not None:
+            _like(value, (), torch.float64, "a squared norm")
+            _must(float(value) >= 0, "a squared norm below 0")
 
-    def _batch(self, x: Tensor, shape: tuple[int, ...], plan: Plan, what: str) -> None:
-        """Rows of one shape, as many as a batch may have."""
-        B = plan.schedule.batch_size
-        good = x.dtype == self.dtype and x.ndim == 1 + len(shape) and tuple(x.shape[1:]) == shape
-        expected = f"expected {self.dtype} {self.least}..{B} x {shape}"
-        _must(good and self.least <= len(x) <= B, f"{what} of {x.dtype} {tuple(x.shape)}, {expected}")
-        _must(bool(torch.isfinite(x).all()), f"{what} with NaN or infinity")
-
-    def _vector(self, x: Tensor, size: int, dtype: torch.dtype) -> None:
-        _must(
-            x.dtype == dtype and tuple(x.shape) == (size,), f"a vector of {x.dtype} {tuple(x.shape)}, expected {size}"
-        )
-        _must(not x.is_floating_point() or bool(torch.isfinite(x).all()), "weights with NaN or infinity")
-
-
-def address_of(frame: Frame) -> Address:
-    """Which message of which step it is, by its own words."""
-    at = frame.words.get("at")
-    if not (isinstance(at, list) and len(at) == 4 and all(isinstance(n, int) for n in at)):
-        raise FrameError(f"a {frame.kind[:20]!r} without an address")
-    return Address(*at)
+    def _batch(self, x: Tensor, shape: tuple[int, ...], plan: Plan, rows: int, what: str) -> None:
+        """Check a batch of samples of this shape: `rows` of them, or (0) any number that the plan allows."""
+        least, most = (rows, rows) if rows else (self.least, plan.schedule.batch_size)
+        found = tuple(x.shape)
+        if not (len(found) == 1 + len(shape) and least <= found[0] <= most):
+            expected = f"{least} to {most} rows of {shape}" if least < most else str((most, *shape))
+            raise FrameError(f"{what} of {x.dtype} {found}, expected finite {self.dtype} {expected}")
+        _like(x, (found[0], *shape), self.dtype, what)
 
 
 def agreed(
     model: nn.Module, cuts: tuple[int, int], layout: Layout, rows: Source, classes: int | None, device: torch.device
 ) -> Contract:
-    """What a model and a few rows like the clients' say."""
+    """Return the contract that follows from a model and a few rows like the clients'."""
     x, y = rows.take(np.zeros(2, dtype=np.int64), device)
     shapes: list[tuple[int, ...]] = []
     with torch.no_grad(), OwnRandomness():
@@ -183,7 +199,7 @@ def agreed(
 
 
 def _takes_one(model: nn.Module, x: Inputs, device: torch.device) -> bool:
-    """Whether a batch of one row can be trained on: a batch norm may see one number then, and refuse."""
+    """Whether the model can train on a batch of one row; a batch norm may then see a single number, and raise."""
     try:
         with torch.no_grad(), OwnRandomness():
             in_order(blocks_of(twin(model).to(device).train()), x)
@@ -195,6 +211,12 @@ def _takes_one(model: nn.Module, x: Inputs, device: torch.device) -> bool:
 def _must(good: bool, what: str) -> None:
     if not good:
         raise FrameError(what)
+
+
+def _like(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    good = x.dtype == dtype and tuple(x.shape) == shape
+    _must(good, f"{what} of {x.dtype} {tuple(x.shape)}, expected finite {dtype} {shape}")
+    _must(bool(torch.isfinite(x).all()), f"{what} with NaN or infinity, expected finite {dtype} {shape}")
 
 
 def _where(at: Address) -> str:

@@ -1,4 +1,4 @@
-"""The first words on a stream: a client's Hello, the server's Welcome. Both hold the other to what was agreed."""
+"""The first messages on a stream: a client's Hello and the server's Welcome. Each side checks the other's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutlayer.nn.cut import Layout, blocks_of
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`name` counts only where no certificate says it."""
+    """A client's greeting. `name` is used only without certificates; a certificate holds the client's name."""
 
     version: int = VERSION
     name: str = ""
@@ -28,8 +28,9 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client must know before its first plan.
 
-    `run`: whose it is. `model`: a name and parameters, where both sides can build it. `front`: a digest of the client's
-    blocks. `seen`: how a model sees stored rows, and `class_names` what labels stand for, where the task says so.
+    `run`: the run's id. `model`: its name and parameters, where both sides can build it from them. `front`: a digest of
+    the client's blocks. `seen`: how stored rows become the model's inputs. `class_names`: what the labels stand for.
+    The last two only where the task defines them.
     """
 
     run: str
@@ -49,7 +50,7 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        """A client names a folder after the run, and writes some of this down."""
+        """Check the values: a client names a folder after the run, and writes some of them to files."""
         for field, good in (
             ("run", re.fullmatch("[A-Za-z0-9]{1,64}", self.run) is not None),
             ("cuts", 0 <= self.cuts[0] <= self.cuts[1]),
@@ -59,17 +60,17 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             if not good:
                 raise ValueError(f"{field} = {getattr(self, field)!r}")
-        json.dumps([self.model, self.seen])  # plain values, or a TypeError
+        json.dumps([self.model, self.seen])  # a TypeError for anything but plain values
 
 
 def read(words: dict[str, Any], kind: type[Any]) -> Any:
-    """Words as a Hello or a Welcome."""
+    """Parse the plain values of a frame as a Hello or a Welcome."""
     if words.get("version") != VERSION:
         raise FrameError(f"protocol version {words.get('version')!r}, expected {VERSION}: install the same cutlayer")
     try:
         return msgspec.convert(words, kind)
     except msgspec.ValidationError as error:
-        raise FrameError(f"a {kind.__name__} that cannot be: {error}") from error
+        raise FrameError(f"an invalid {kind.__name__}: {error}") from error
 
 
 def words(said: Hello | Welcome) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def words(said: Hello | Welcome) -> dict[str, Any]:
 
 
 def digest(model: nn.Module, layout: Layout, cut: int) -> str:
-    """Of the client's blocks, as far as their text and their tensors' names, shapes and types tell."""
+    """A digest of the client's blocks: of their text, and their tensors' names, shapes and types."""
     blocks = blocks_of(model)
     found = hashlib.blake2b(digest_size=8)
     for index in layout.client(cut):

@@ -1,5 +1,5 @@
-"""Clients on other machines. They send by themselves what comes next; whoever is silent past its deadline, gone, or in
-breach of the contract has finished for this round, and is named in `faults`."""
+"""Clients on other machines. They send the next message without being asked. A client that misses its deadline,
+disconnects or breaks the contract is dropped from the round, and is named in `faults`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
 
-from torch import Tensor
-
+from cutlayer.clients.codec import address_of
 from cutlayer.clients.cohort import Availability, Cohort
-from cutlayer.clients.messages import Address, CutGrad, FeatureGrad, Features, Momentum, Plan, Report, Smashed, Square
-from cutlayer.clients.waves import Wave
+from cutlayer.clients.messages import (
+    Address,
+    Adopt,
+    CutGrad,
+    Down,
+    Features,
+    Finish,
+    NextStep,
+    Plan,
+    Smashed,
+    Up,
+    answers,
+)
 from cutlayer.errors import ContractError, FrameError, RoundAbandoned, StoreError
 from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.contract import Contract
@@ -23,18 +33,17 @@ from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import Code, plain
 from cutlayer.network.transport.frames import Frame
 from cutlayer.network.transport.hub import Connection, Event, Hub
-from cutlayer.optim.local import joint
 
-AHEAD = 4  # frames a client may send before it is asked for them: its next step or its report, and some twice
-SHORT = ("Features", "CutGrad")  # what may be shortened on its way, at a loss
+AHEAD = 4  # frames a client may send before they are asked for: its next step or its report, and repeats
+SHORT = ("Features", "CutGrad")  # messages that `code` may shorten, with loss of precision
 log = logging.getLogger(__name__)
-TICK = 0.5  # seconds between looks at the clock while waiting for clients
+TICK = 0.5  # seconds between checks of the clock while waiting for clients
 
 
 @dataclass
 class Patience:
-    """How long to wait for the slowest answer: `factor` times the slowest of late, between `least` and `most` seconds;
-    before there was any, `first`."""
+    """How long to wait for an answer: `factor` times the slowest recent one, between `least` and `most` seconds;
+    `first` seconds as long as there is none."""
 
     first: float = 60.0
     least: float = 5.0
@@ -51,9 +60,9 @@ class Patience:
 class Rules:
     """When a round begins, and when it counts.
 
-    `least`: clients there must be. `select(n)`: how many of n take part; `over` times as many are asked, and at least
-    the share `quorum` of them has to finish. `attempts`: at one round. `code`, `zstd`: how activations and gradients
-    are shortened on their way, and everything compressed.
+    `least`: clients that must be connected. `select(n)`: how many of n connected clients a round needs; `over` times as
+    many are asked. `quorum`: the share of `select(n)` that must finish. `attempts`: tries at one round. `code`: how
+    activations and gradients are shortened. `zstd`: whether everything is compressed.
     """
 
     least: int = 1
@@ -71,14 +80,14 @@ class Participant:
 
     plan: Plan
     session: Connection
-    step: int = 0  # its next one
+    rows: int = 0  # of the batch under way
     asked: float = field(default_factory=time.monotonic)
     inbox: deque[tuple[Frame, float]] = field(default_factory=deque)
-    taken: set[tuple[str, int]] = field(default_factory=set)  # what it has sent: kind and step
+    taken: set[tuple[str, int]] = field(default_factory=set)  # (kind, step) of what it has sent
 
 
 class NetCohort(Cohort):
-    """The clients in the roster, through the hub."""
+    """The clients in the roster, reached through the hub."""
 
     remote = True
 
@@ -86,18 +95,19 @@ class NetCohort(Cohort):
         self, hub: Hub, roster: Roster, contract: Contract, patience: Patience, rules: Rules, grace: float
     ) -> None:
         self.hub, self.roster, self.contract, self.patience, self.rules = hub, roster, contract, patience, rules
-        self.grace = grace  # seconds for everybody to come back, once: after a restart
-        self.places: dict[int, Participant] = {}
+        self.grace = grace  # seconds to wait for all known clients, once, after a restart
+        self.participants: dict[int, Participant] = {}
         self.status = ""
         self._faults: list[str] = []
 
     # who is there
 
     def available(self, n: int, everybody: Availability) -> Availability:
-        """Wait until enough are there: at first the least number, after a restart everybody for a while, and then a
-        quorum of the least number."""
+        """Wait until enough clients are connected: before the first round `least` of them, after a restart all known
+        ones (for `grace` seconds), and in every round a quorum of `least`."""
         rules = self.rules
         self.poll()
+        self.hub.look()
         try:
             revoked = self.hub.revoked()
         except StoreError as error:
@@ -118,7 +128,7 @@ class NetCohort(Cohort):
         return Availability(there, min(math.ceil(rules.over * m), len(there)), _share(rules.quorum, m))
 
     def _wait(self, clients: int, seconds: float) -> None:
-        """Until so many are there, or so long."""
+        """Wait until so many clients are connected, or so many seconds have passed."""
         until = time.monotonic() + seconds
         while len(self.roster.connected) < clients and time.monotonic() < until:
             self.status = f"waiting for clients: {len(self.roster.connected)} of {clients} are there"
@@ -135,7 +145,7 @@ class NetCohort(Cohort):
             self.roster.went(session)
 
     def retry(self, error: RoundAbandoned, attempt: int) -> None:
-        for j in list(self.places):
+        for j in list(self.participants):
             self._drop(j, "the round does not count", fault=False)
         if attempt + 1 >= self.rules.attempts:
             raise RoundAbandoned(f"{error} ({self.rules.attempts} attempts)") from error
@@ -149,13 +159,31 @@ class NetCohort(Cohort):
         return found
 
     def poll(self) -> None:
-        """What has happened meanwhile."""
+        """Handle all events that have arrived."""
         while (event := self.hub.next(0.0)) is not None:
             self._handle(event)
 
     # a round
 
-    def open(self, plans: Sequence[Plan]) -> None:
+    def ask(self, messages: Sequence[Down]) -> list[Up]:
+        if isinstance(messages[0], Plan):
+            self._open(cast(Sequence[Plan], messages))
+            return []
+        due: dict[type[Up], dict[int, Address]] = {}
+        for message in messages:
+            j = message.address.client
+            if not isinstance(message, NextStep | Finish):  # a client does these unasked
+                self._send(message)
+            if j in self.participants:
+                for kind, at in answers(message, self.participants[j].plan).items():
+                    due.setdefault(kind, {})[j] = at
+        found = [answer for kind, at in due.items() for answer in self._hear(kind, at)]
+        if isinstance(messages[0], Finish):
+            for message in messages:
+                self.participants.pop(message.address.client, None)
+        return found
+
+    def _open(self, plans: Sequence[Plan]) -> None:
         self.poll()
         for plan in plans:
             j = plan.address.client
@@ -167,97 +195,63 @@ class NetCohort(Cohort):
                 self._faults.append(f"{self.roster.names[j]}: it has not taken what it was sent before")
                 continue
             session.limit = session.reader.limit = max(session.limit, self.contract.limit(plan))
-            self.places[j] = Participant(
-                plan, session
-            )  # asked from now on: the answer may be here before `send` returns
-            session.send("Plan", *encode(plan), zstd=self.rules.zstd)
+            # first, because the answer may arrive before `send` returns
+            self.participants[j] = Participant(plan, session)
+            session.send(*encode(plan), zstd=self.rules.zstd)
 
-    def gather(self, wave: Wave) -> list[Smashed]:
-        return self._hear("Smashed", wave.clients)
+    def _send(self, message: Features | CutGrad | Adopt | Plan) -> None:
+        j, rules = message.address.client, self.rules
+        participant = self.participants.get(j)
+        if participant is not None and participant.session.behind > AHEAD * participant.session.limit:
+            self._drop(j, "it does not take what it is sent")
+        elif participant is not None:
+            kind, words, tensors = encode(message)
+            participant.asked = time.monotonic()
+            participant.session.send(kind, words, tensors, rules.code if kind in SHORT else "raw", rules.zstd)
 
-    def tail_step(self, features: Sequence[Features]) -> list[FeatureGrad]:
-        for f in features:
-            self._send("Features", f.address, [f.z])
-        return self._hear("FeatureGrad", [f.address.client for f in features])
-
-    def scatter(self, replies: Sequence[CutGrad]) -> list[Square]:
-        asking = []
-        for reply in replies:
-            assert reply.grad is not None, "a gradient that has flowed on does not travel"
-            j = reply.address.client
-            self._send("CutGrad", reply.address, [reply.grad, *([] if reply.square is None else [reply.square])])
-            if j in self.places and joint(self.places[j].plan.local):
-                asking.append(j)
-        squares: list[Square] = self._hear("Square", asking)
-        for reply in replies:
-            if reply.address.client in self.places:
-                self.places[reply.address.client].step += 1
-        return squares
-
-    def momenta(self, clients: Sequence[int]) -> list[Momentum]:
-        return self._hear("Momentum", clients)
-
-    def adopt(self, fused: Sequence[Momentum]) -> None:
-        for momentum in fused:
-            self._send("Adopt", momentum.address, list(momentum.m))
-
-    def close(self, clients: Sequence[int]) -> list[Report]:
-        for j in clients:
-            if j in self.places:
-                self.places[j].step = -1
-        reports: list[Report] = self._hear("Report", clients)
-        for j in clients:
-            self.places.pop(j, None)
-        return reports
-
-    def _send(self, kind: str, at: Address, tensors: Sequence[Tensor]) -> None:
-        place, rules = self.places.get(at.client), self.rules
-        if place is not None and place.session.behind > AHEAD * place.session.limit:
-            self._drop(at.client, "it does not take what it is sent")
-        elif place is not None:
-            code = rules.code if kind in SHORT else "raw"
-            place.asked = time.monotonic()
-            place.session.send(kind, {"at": list(astuple(at))}, tensors, code, rules.zstd)
-
-    def _hear(self, kind: str, clients: Sequence[int]) -> list[Any]:
-        """One message of this kind from each of these clients, in time; whoever fails is lost."""
-        found: dict[int, Any] = {}
+    def _hear(self, kind: type[Up], expected: Mapping[int, Address]) -> list[Up]:
+        """Return a message of this kind from each of these clients; drop those that do not send it in time."""
+        found: dict[int, Up] = {}
         seconds = self.patience.seconds
         deadline = time.monotonic() + seconds
-        waiting = set(clients) & self.places.keys()
-        for j in clients:
-            self._take(kind, j, found)
+        waiting = expected.keys() & self.participants.keys()
+        for at in expected.values():
+            self._take(kind.__name__, at, found)
         waiting -= found.keys()
-        while (waiting := waiting & self.places.keys()) and (left := deadline - time.monotonic()) > 0:
+        while (waiting := waiting & self.participants.keys()) and (left := deadline - time.monotonic()) > 0:
             j = self._handle(self.hub.next(left))
             if j in waiting:
-                self._take(kind, j, found)
+                self._take(kind.__name__, expected[j], found)
                 waiting -= found.keys() & {j}
         for j in sorted(waiting):
-            self._drop(j, f"silent for {seconds:.0f} seconds when a {kind} was due")
-        return [found[j] for j in clients if j in found]
+            self._drop(j, f"silent for {seconds:.0f} seconds when a {kind.__name__} was due")
+        return [found[j] for j in expected if j in found]
 
-    def _take(self, kind: str, j: int, found: dict[int, Any]) -> None:
-        """What client j has sent of this kind, if it has. Late and doubled frames change nothing."""
-        place = self.places.get(j)
-        while place is not None and place.inbox and j not in found:
-            frame, at = place.inbox.popleft()
+    def _take(self, kind: str, expected: Address, found: dict[int, Up]) -> None:
+        """Put this client's message of this kind into `found`, if it has arrived. Ignore late and repeated frames."""
+        j = expected.client
+        participant = self.participants.get(j)
+        while participant is not None and participant.inbox and j not in found:
+            frame, arrived = participant.inbox.popleft()
+            plan = participant.plan
             try:
-                step = self.contract.step(frame, place.plan)
-                if step is None or (frame.kind, step) in place.taken:
+                step = address_of(frame.kind, frame.words).step
+                if self.contract.late(frame, plan) or (frame.kind, step) in participant.taken:
                     continue
                 if frame.kind != kind:
                     raise FrameError(f"a {frame.kind[:20]!r} where a {kind} was due")
-                found[j] = self.contract.message(frame, place.plan, place.step, self.roster.sizes[j])
+                message = self.contract.message(frame, plan, expected, self.roster.sizes[j], participant.rows)
             except FrameError as error:
                 self._drop(j, f"it sent {error}")
                 return
-            place.taken.add((frame.kind, step))
-            self.patience.seen.append(at - place.asked)
-            self.roster.heard(j, place.plan.address.round, place.step, at - place.asked)
+            found[j] = message
+            participant.rows = message.samples if isinstance(message, Smashed) else participant.rows
+            participant.taken.add((frame.kind, step))
+            self.patience.seen.append(arrived - participant.asked)
+            self.roster.heard(j, expected.round, expected.step, arrived - participant.asked)
 
     def _handle(self, event: Event | None) -> int:
-        """Take note of what happened; the client of this round that it is about, or -1."""
+        """Handle an event; return the client of this round that it is about, or -1."""
         if event is None:
             return -1
         session, frame = event.session, event.frame
@@ -272,25 +266,25 @@ class NetCohort(Cohort):
                 session.close()
             return -1
         j = self.roster.index(session)
-        place = None if j is None else self.places.get(j)
+        participant = None if j is None else self.participants.get(j)
         if event.kind == "went":
             self.roster.went(session)
             if j is not None:
                 log.info("%s: %s; %s", session.name, plain(event.why), self._count())
-        if j is None or place is None or place.session is not session:
+        if j is None or participant is None or participant.session is not session:
             return -1
         if event.kind == "went":
             self._drop(j, event.why)
         elif frame is not None:
-            place.inbox.append((frame, event.at))
-            if len(place.inbox) > AHEAD:
+            participant.inbox.append((frame, event.at))
+            if len(participant.inbox) > AHEAD:
                 self._drop(j, "it sends more than it is asked for")
         return j
 
     def _drop(self, j: int, why: str, fault: bool = True) -> None:
-        place = self.places.pop(j)
-        at = place.plan.address
-        place.session.send("Stop", {"round": at.round, "attempt": at.attempt, "why": why})
+        participant = self.participants.pop(j)
+        at = participant.plan.address
+        participant.session.send("Stop", {"round": at.round, "attempt": at.attempt, "why": why})
         if fault:
             self._faults.append(f"{self.roster.names[j]}: {plain(why)}")
             self.roster.entries[j].drops += 1

@@ -1,4 +1,4 @@
-"""Training over a network, the server's side: clients dial in, and the run is a run like any other."""
+"""The server of a training over a network: it waits for clients; apart from that, the run is like any other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,8 @@ from cutlayer.network.server.cohort import NetCohort, Patience, Rules
 from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import written
-from cutlayer.network.transport.hub import Hub
+from cutlayer.network.transport.grpc_hub import GrpcHub
+from cutlayer.network.transport.hub import Admit, Hub
 from cutlayer.network.transport.reload import Reminders
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Cut, Layout, blocks_of, cut_range, probe
@@ -38,12 +39,12 @@ from cutlayer.nn.flat import half
 from cutlayer.schemes.autograd import Loss
 
 log = logging.getLogger(__name__)
-LINGER = 5.0  # seconds for clients that are away when a run ends
+LINGER = 5.0  # seconds for clients that are away when a run ends to come back
 
 
 @dataclass(frozen=True)
 class About:
-    """What clients are told of model and data besides what the model itself says."""
+    """What clients are told about model and data, beyond what follows from the model itself."""
 
     model: Mapping[str, Any] | None = None
     shape: tuple[int, ...] = ()
@@ -54,7 +55,7 @@ class About:
 
 @dataclass
 class Service:
-    """Everything between a run and its clients. `look`: rows like theirs. `run_id`: the same after a restart."""
+    """Everything between a run and its clients. `look`: rows like theirs. `run_id`: stays the same after a restart."""
 
     model: nn.Module
     look: Any
@@ -67,13 +68,14 @@ class Service:
     about: About = field(default_factory=About)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     roster_path: Path | None = None
+    transport: Callable[[str, identity.Identity | None, Admit, Callable[[], set[str]]], Hub] = GrpcHub
 
     def __post_init__(self) -> None:
         net, on = self.net, inputs.device(self.device)
         model = twin(self.model)
         self.layout = Layout(len(blocks_of(model)), tail=int(self.labels == "stay"))
         cuts = cut_range(self.cut, self.layout)
-        self._select(1)  # refused now, or never
+        self._select(1)  # raises now if `participation` is wrong
         dtype = half(model, self.layout.whole, on).read().w.dtype
         rows = source(self.look, dtype, "test")
         x, y = inputs.example([rows], on)
@@ -98,12 +100,12 @@ class Service:
             seen=None if self.about.seen is None else dict(self.about.seen),
             class_names=self.about.class_names,
         )
-        list(written("Welcome", words(self.welcome)))  # it fits into a frame, or that is said now
+        list(written("Welcome", words(self.welcome)))  # raises now if it does not fit into a frame
         who = None if net.certs is None else identity.read(net.certs, "server")
         self._folder = None if net.certs is None else identity.place(net.certs, "server")
         self._remind = Reminders(log.warning)
         expect(who is None or who.serves, "certs", str(net.certs), "the server's certificate, not a client's")
-        self.hub = Hub(net.listen, who, self._admit, self._revoked)
+        self.hub = self.transport(net.listen, who, self._admit, self._revoked)
         self.roster = Roster(self.roster_path)
         rules = Rules(net.min_clients, self._select, net.over_selection, net.quorum, net.attempts, net.code, net.zstd)
         least = min(max(5.0, net.deadline / 4), net.deadline)
@@ -116,14 +118,14 @@ class Service:
 
     @contextmanager
     def open(self, run: Run) -> Iterator[None]:
-        """Listen as long as the run lasts; at its end clients are told, and given the front."""
+        """Listen as long as the run lasts; at its end, tell the clients and send them the front."""
         sendable(run.setup.optimizer, run.setup.local)
         self.check_certificate()
         self.hub.start()
         try:
             yield
             self._farewell(run)
-        except Diverged as error:  # anything else can be resumed: clients wait for that
+        except Diverged as error:  # after any other error the run can be resumed, and clients wait for that
             for session in self.roster.sessions.values():
                 session.send("Bye", {"why": str(error)})
             raise
@@ -136,7 +138,7 @@ class Service:
             self.hub.stop()
 
     def _farewell(self, run: Run) -> None:
-        """The run is over. Clients that are away have a few seconds to hear of it."""
+        """Tell the clients that the run is over. Those that are away have a few seconds to come back."""
         front: list[Tensor] = []
         if self.net.give_front and run.setup.traits.carry != "keep":
             cut = run.setup.cuts[0]
@@ -161,9 +163,9 @@ class Service:
         return set() if self._folder is None else identity.revoked(self._folder)
 
     def check_certificate(self) -> None:
-        """Say it if our own certificate ends soon; once a day, however often this is called."""
+        """Warn if the server's own certificate ends soon, at most once a day."""
         if self._folder is not None:
-            with contextlib.suppress(CutlayerError):  # the hub says what is wrong with it
+            with contextlib.suppress(CutlayerError):  # the hub reports what is wrong with it
                 self._remind("server", identity.warning(identity.read(self._folder)))
 
     def _select(self, there: int) -> int:

@@ -1,9 +1,9 @@
-"""Frames: what travels on a stream. A typed header, then the tensors' raw bytes; nothing in it runs.
+"""Frames: what travels on a stream. A typed header, then the tensors' raw bytes; nothing in a frame is executed.
 
     | length of the header, 4 bytes | header, msgpack | bytes of the first tensor | of the second | ...
 
-A message of the stream carries one byte and a piece of a frame: 1, more follows; 0, this is the last piece. Sizes are
-checked against the header before a tensor is made, and the header against limits before it is read.
+A frame is sent in pieces. Each begins with one byte: 1 if more pieces follow, 0 if it is the last. Limits are checked
+before the header is read, and sizes against the header before a tensor is made.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cutlayer.network.transport import Code
 
 VERSION = 2
 CHUNK = 2**20  # bytes of a piece; gRPC's own limit is four times that
-HEADER = 2**16  # bytes of a header
+HEADER = 2**16  # bytes of a header, at most
 LARGEST = torch.finfo(torch.float16).max
 LENGTH = struct.Struct("<I")
 CRC = 4  # bytes of a checksum
-WINDOW = 2**10  # bytes, the least that zstd looks back
+WINDOW = 2**10  # bytes: the smallest window of zstd
 MORE, LAST = b"\x01", b"\x00"
 DTYPES = {
     "float32": torch.float32,
@@ -43,13 +43,13 @@ DTYPES = {
 
 
 class Spec(msgspec.Struct, array_like=True, frozen=True):
-    """One tensor: its type and shape as it is used, and how its bytes stand for it."""
+    """One tensor: its type and shape, and how it is written as bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     last: bool = False  # in channels_last order
     code: Code = "raw"
-    scale: float = 1.0  # of int8
+    scale: float = 1.0  # for int8
 
     @property
     def nbytes(self) -> int:
@@ -58,17 +58,17 @@ class Spec(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a frame says: its kind, its plain values, and the tensors that follow."""
+    """A frame's header: its kind, its plain values, and the tensors that follow."""
 
     kind: str
     words: dict[str, Any]
     tensors: tuple[Spec, ...] = ()
-    packed: bool = False  # the tensors' bytes, by zstd
-    check: bytes | None = None  # where no TLS guards the frame: crc32 of all else. The header's last four bytes
+    packed: bool = False  # whether zstd has compressed the tensors' bytes
+    check: bytes | None = None  # without TLS: crc32 of the rest, in the header's last four bytes
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A frame that has arrived whole."""
+    """A frame that has arrived completely."""
 
     kind: str
     words: dict[str, Any]
@@ -88,7 +88,7 @@ def written(
     zstd: bool = False,
     check: bool = False,
 ) -> Iterator[bytes]:
-    """The pieces of a frame. `code`: how floating tensors are shortened, at a loss; single numbers never are."""
+    """Yield the pieces of a frame. `code`: how floating-point tensors, except scalars, are shortened."""
     coded = [_coded(tensor.detach().cpu(), code) for tensor in tensors]
     body = [raw for _, raw in coded]
     if zstd:
@@ -115,14 +115,14 @@ def _pieces(parts: Sequence[bytes | memoryview]) -> Iterator[bytes]:
 
 
 class Reader:
-    """Puts the pieces of a stream together again. `limit`: bytes of a frame; it may change from frame to frame."""
+    """Joins pieces into frames. `limit`: bytes of a frame, at most; it may change from frame to frame."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._held = bytearray()
 
     def read(self, piece: bytes) -> Frame | None:
-        """The frame that this piece completes, if it does."""
+        """Return the frame that this piece completes, or None."""
         if not piece or piece[:1] not in (MORE, LAST):
             raise FrameError("a message that is no piece of a frame")
         if len(self._held) + len(piece) - 1 > self.limit:
@@ -135,7 +135,7 @@ class Reader:
 
 
 def decoded(blob: bytearray, limit: int) -> Frame:
-    """A whole frame; whatever is wrong with it is a FrameError."""
+    """Decode a complete frame; raise a FrameError for whatever is wrong with it."""
     if len(blob) < LENGTH.size:
         raise FrameError("a frame without a header")
     (size,) = LENGTH.unpack_from(blob)
@@ -152,7 +152,7 @@ def decoded(blob: bytearray, limit: int) -> Frame:
         _check(spec)
     wanted = sum(spec.nbytes for spec in head.tensors)
     if wanted > limit:
-        raise FrameError(f"tensors of {wanted:,} bytes, of which at most {limit:,} are expected here")
+        raise FrameError(f"tensors of {wanted:,} bytes, expected at most {limit:,} here")
     if head.packed:
         body = _unpacked(body, wanted)
     if len(body) != wanted:
@@ -172,7 +172,7 @@ def _crc(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _unpacked(body: memoryview, wanted: int) -> memoryview:
-    """zstd would make room for whatever its own header announces, so that is looked at first."""
+    """Decompress a body. Check zstd's own header first, because zstd allocates whatever that announces."""
     try:
         announced = zstandard.get_frame_parameters(body)
         if announced.content_size != wanted or announced.window_size > max(wanted, WINDOW):
@@ -187,13 +187,13 @@ def _check(spec: Spec) -> None:
         spec.dtype in DTYPES
         and len(spec.shape) <= 8
         and all(0 <= side < 2**31 for side in spec.shape)
-        and math.prod(max(side, 1) for side in spec.shape) < 2**48  # an empty tensor has strides too
+        and math.prod(max(side, 1) for side in spec.shape) < 2**48  # also bounds an empty tensor's strides
         and (not spec.last or len(spec.shape) == 4)
         and (spec.code == "raw" or DTYPES[spec.dtype].is_floating_point)
         and math.isfinite(spec.scale)
     )
     if not good:
-        raise FrameError(f"a tensor that cannot be: {spec}")
+        raise FrameError(f"an invalid tensor: {spec}")
 
 
 def _coded(tensor: Tensor, code: Code) -> tuple[Spec, memoryview]:
@@ -203,7 +203,7 @@ def _coded(tensor: Tensor, code: Code) -> tuple[Spec, memoryview]:
         raise FrameError(f"a tensor of {dtype}; expected one of {', '.join(DTYPES)}")
     straight = (tensor.permute(0, 2, 3, 1) if last else tensor).contiguous()
     scale, used = 1.0, "raw"
-    if code != "raw" and tensor.is_floating_point() and tensor.ndim and straight.numel():  # a number is short already
+    if code != "raw" and tensor.is_floating_point() and tensor.ndim and straight.numel():  # a scalar is short already
         used = code
         if code == "float16":
             straight = straight.clamp(-LARGEST, LARGEST).to(torch.float16)

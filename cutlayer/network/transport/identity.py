@@ -1,8 +1,8 @@
-"""Who is who: an authority of one's own, certificates for the server and for each client, and who has been revoked.
+"""Identities: an authority of your own, certificates for the server and for each client, and revoked clients.
 
 FOLDER/ca/        ca.pem, ca.key           the authority; the key signs, and need not be on the server
 FOLDER/server/    ca.pem, cert.pem, key.pem, revoked.txt
-FOLDER/NAME/      ca.pem, cert.pem, key.pem          one folder for each client, to be carried to it
+FOLDER/NAME/      ca.pem, cert.pem, key.pem          one folder for each client, to be copied to it
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ RESERVED = ("ca", "server")
 REVOKED = "revoked.txt"
 DAYS = {"ca": 3650, "server": 730, "client": 730}
 LONGEST = 36500  # days
-SKEW = datetime.timedelta(minutes=5)  # clocks differ
-SOON = datetime.timedelta(days=14)  # what ends by then is warned of
-TRIES, NAP = 3, 0.1  # how often a key and a certificate that do not fit are read, and seconds between
+SKEW = datetime.timedelta(minutes=5)  # clocks may differ by this much
+SOON = datetime.timedelta(days=14)  # warn of certificates that end by then
+TRIES, NAP = 3, 0.1  # how often to read a key that does not match its certificate, and seconds between
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What one end of a connection shows, and whom it believes. `folder`: where it was read, if it was."""
+    """One end's key and certificate, and the authorities it trusts. `folder`: where it was read from, if it was."""
 
     key: bytes
     cert: bytes
@@ -63,7 +63,7 @@ class Identity:
 
     @property
     def serves(self) -> bool:
-        """Whether clients would believe it."""
+        """Whether the certificate is good for a server."""
         try:
             uses = x509.load_pem_x509_certificate(self.cert).extensions.get_extension_for_class(x509.ExtendedKeyUsage)
         except x509.ExtensionNotFound:
@@ -72,9 +72,9 @@ class Identity:
 
 
 def read(folder: Path, name: str = "") -> Identity:
-    """The identity in a folder of `cutlayer certs`, or in the one of this name in it. It is proven: see `prove`."""
+    """Read the identity in a folder of `cutlayer certs`, or in its subfolder of this name, and `prove` it."""
     folder = place(folder, name)
-    for attempt in range(TRIES):  # perhaps it is just being renewed, or carried here
+    for attempt in range(TRIES):  # the files may just now be renewed or copied
         time.sleep(NAP if attempt else 0)
         if (who := _read(folder)) is not None:
             break
@@ -88,7 +88,7 @@ def read(folder: Path, name: str = "") -> Identity:
 
 
 def _read(folder: Path) -> Identity | None:
-    """None: key and certificate do not belong together."""
+    """Read an identity; None if key and certificate do not belong together."""
     try:
         secret = keys.read(folder / "key.pem")
         cert, ca = ((folder / name).read_bytes() for name in ("cert.pem", "ca.pem"))
@@ -106,7 +106,7 @@ def _read(folder: Path) -> Identity | None:
 
 
 def prove(who: Identity, now: datetime.datetime | None = None) -> None:
-    """Refuse, as the other end would, what its own authority has not signed, has expired, or is not valid yet."""
+    """Refuse a certificate that the other end would refuse: not signed by its authority, expired, or not valid yet."""
     folder, now = who.folder or Path(), now or _now()
     file, name = folder / "cert.pem", plain(who.name)
     ca = signer(who.cert, who.ca)
@@ -131,12 +131,12 @@ def prove(who: Identity, now: datetime.datetime | None = None) -> None:
 
 
 def ends(who: Identity) -> datetime.datetime:
-    """Until when its certificate is valid."""
+    """When its certificate ends."""
     return x509.load_pem_x509_certificate(who.cert).not_valid_after_utc
 
 
 def warning(who: Identity, now: datetime.datetime | None = None) -> str | None:
-    """What to say if its certificate, or its authority's, ends soon."""
+    """Return a warning if its certificate, or its authority's, ends soon."""
     where, name, ca = str(who.folder or who.name), who.name, signer(who.cert, who.ca)
     said = [_warning(f"{where}: its certificate", ends(who), name, now)]
     if ca is not None:
@@ -145,11 +145,11 @@ def warning(who: Identity, now: datetime.datetime | None = None) -> str | None:
 
 
 def client_warning(pem: bytes, now: datetime.datetime | None = None) -> str | None:
-    """The same of a client at the other end, from the certificate it has shown (grpc's `x509_pem_cert`)."""
+    """Return a warning if the certificate that a client has shown (grpc's `x509_pem_cert`) ends soon."""
     try:
         cert = x509.load_pem_x509_certificate(pem)
         name = plain(common_name(cert))
-    except ValueError:  # grpc has read it, and may be less strict
+    except ValueError:  # grpc accepted it, and may be less strict
         return None
     return _warning(f"client {name}: its certificate", cert.not_valid_after_utc, name, now)
 
@@ -160,21 +160,21 @@ def _warning(what: str, until: datetime.datetime, name: str, now: datetime.datet
 
 
 def place(folder: Path, name: str) -> Path:
-    """The folder itself, or the one of this name in it."""
-    there = os.path.exists  # of what may not be looked at, it says no
+    """Return the folder itself, or its subfolder of this name if only that one holds a key."""
+    there = os.path.exists  # False, not an error, where we may not look
     within = bool(name) and not there(folder / "key.pem") and there(folder / name / "key.pem")
     return folder / name if within else folder
 
 
 def create(folder: Path, hosts: Sequence[str], days: int = DAYS["server"]) -> list[Path]:
-    """A new authority, and a certificate for a server that is reached by these names and addresses."""
+    """Create an authority, and a certificate for a server that is reached by these names and addresses."""
     if (folder / "ca" / "ca.key").exists():
-        raise StoreError(f"{folder / 'ca'}: there is an authority already; clients of a new one would not be believed")
+        raise StoreError(f"{folder / 'ca'}: there is an authority already; a new one would not accept its clients")
     expect(len(hosts) > 0, "hosts", list(hosts), "a name or address by which clients reach the server")
     if (folder / "server" / "key.pem").exists():
         raise StoreError(f"{folder / 'server'}: there is a certificate already, of an authority that is not here")
     check_days(days)
-    reached(hosts)  # before anything is written
+    reached(hosts)  # raises before anything is written
     key = new_key()
     cert = self_signed(key, named("cutlayer authority"), span(DAYS["ca"]))
     made = [keys.write(folder / "ca" / "ca.key", pem(key)), keys.write(folder / "ca" / "ca.pem", pem(cert))]
@@ -182,7 +182,7 @@ def create(folder: Path, hosts: Sequence[str], days: int = DAYS["server"]) -> li
 
 
 def issue(folder: Path, *names: str, days: int = DAYS["client"]) -> list[Path]:
-    """A certificate for each of these clients; for none of them where one cannot be."""
+    """Create a certificate for each of these clients, or for none of them if one is refused."""
     check_days(days)
     for name in names:
         check_name(name)
@@ -193,7 +193,7 @@ def issue(folder: Path, *names: str, days: int = DAYS["client"]) -> list[Path]:
 
 
 def revoke(folder: Path, *names: str) -> Path:
-    """From now on the server refuses these clients, whatever certificates of their names they show."""
+    """Make the server refuse all certificates with these clients' names from now on."""
     for name in names:
         check_name(name)
     server = place(folder, "server")
@@ -206,8 +206,10 @@ def revoke(folder: Path, *names: str) -> Path:
 
 
 def revoked(server: Path) -> set[str]:
-    """Who is refused. Nobody only if the server's folder is there and no such file in it: what cannot be read, or is
-    damaged, is an error, and nobody may come in on it."""
+    """Return the names of revoked clients: none if the server's folder has no such file.
+
+    A file that cannot be read or is damaged raises an error, so that no revoked client is admitted.
+    """
     path = server / REVOKED
     try:
         names = path.read_text(encoding="utf-8").split()
@@ -224,7 +226,7 @@ def revoked(server: Path) -> set[str]:
 
 
 def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
-    """Whose certificates are in the folder, and until when they are valid."""
+    """List whose certificates are in the folder, and when each ends."""
     certs = sorted(folder.glob("*/cert.pem"))
     if not certs:
         raise StoreError(f"{folder}: no certificates in it; expected `cutlayer certs init` first")
@@ -232,7 +234,7 @@ def known(folder: Path) -> list[tuple[str, datetime.datetime]]:
 
 
 def shown(path: Path) -> x509.Certificate:
-    """The certificate in a file."""
+    """Read the certificate in a file."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
@@ -251,7 +253,7 @@ def check_days(days: int) -> None:
 
 
 def authority(folder: Path) -> Authority:
-    """Who signs here."""
+    """Read the authority of a folder."""
     path = folder / "ca" / "ca.key"
     try:
         key = serialization.load_pem_private_key(keys.read(path), None)
@@ -268,7 +270,7 @@ def authority(folder: Path) -> Authority:
 
 
 def span(days: int) -> Span:
-    """From now on, for so long."""
+    """The validity of a certificate made now for so many days."""
     now = _now()
     return now - SKEW, now + datetime.timedelta(days=days)
 

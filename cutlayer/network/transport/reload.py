@@ -16,15 +16,17 @@ from cutlayer.network.transport import identity, plain
 from cutlayer.network.transport.identity import Identity
 
 FILES = ("key.pem", "cert.pem", "ca.pem")
-EVERY = 1.0  # seconds: a server looks at its files no more often, however many connections come
+EVERY = 1.0  # seconds: a server checks its files at most this often
 DAY = 86400.0
 Say = Callable[[str], None]
 
 
 class Watched:
-    """An identity that follows its files. While those cannot be used it stays what it was, and that is said once.
+    """An identity that is read again when its files change. If the new files are wrong, it keeps the old identity and
+    says so once.
 
-    From any thread; `say` is called in the one that looks. The first reading raises what `identity.read` does.
+    It may be used from any thread; `say` is called in the thread that calls `look`. The constructor raises the same
+    errors as `identity.read`.
     """
 
     def __init__(self, folder: Path, name: str, say: Say, every: float = 0.0) -> None:
@@ -35,7 +37,7 @@ class Watched:
         self._looking = threading.Lock()
 
     def look(self) -> bool:
-        """Read the files again if they have changed; whether there is a new identity. It never raises."""
+        """Read the files again if they have changed; return whether there is a new identity. It never raises."""
         if time.monotonic() - self._looked < self.every or not self._looking.acquire(blocking=False):
             return False
         try:
@@ -48,17 +50,17 @@ class Watched:
             self.held = new
             self._tell(f"{self.folder}: a new certificate, valid until {identity.ends(new):%Y-%m-%d}")
             return True
-        except Exception as error:  # whatever is wrong with the new one, the old one is what it was
+        except Exception as error:  # whatever is wrong with the new one, keep the old one
             said = f"{plain(error, 1000)}; the certificate of before stays in use"
             if said != self._said:
                 self._said = said
                 self._tell(said)
-            return False  # `_seen` is as before: it is read again next time
+            return False  # `_seen` has not changed, so the next call tries again
         finally:
             self._looking.release()
 
     def proven(self) -> Identity:
-        """What to dial with now; an AuthError if that has expired, and nothing better is there."""
+        """Return the identity to dial with; raise an AuthError if it has expired and there is no newer one."""
         self.look()
         identity.prove(self.held)
         return self.held
@@ -70,18 +72,20 @@ class Watched:
         return new
 
     def _tell(self, text: str) -> None:
-        with contextlib.suppress(Exception):  # a thread of grpc's has nobody to raise it to
+        with contextlib.suppress(Exception):  # in a thread of grpc's, nobody would catch it
             self.say(text)
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         return [_stamp(self.folder / file) for file in FILES]
 
 
-def server_credentials(where: Path | Identity, say: Say) -> grpc.ServerCredentials:
-    """What a server shows, and whom it believes, as its folder says at each new connection; for one port.
+def server_credentials(
+    where: Path | Identity, say: Say, connected: Callable[[], None] = lambda: None
+) -> grpc.ServerCredentials:
+    """Return a server's credentials for one port; they follow the files in its folder at each new connection.
 
-    Streams that stand live on with what they began with. `say` is called in threads of grpc's. An identity that was not
-    read from a folder stays as it is.
+    Open streams keep the certificates they began with. `say` and `connected` are called in threads of grpc's, the
+    latter at each new connection. An identity that was not read from a folder never changes.
     """
     if isinstance(where, Identity) and where.folder is None:
         return grpc.ssl_server_credentials([(where.key, where.cert)], where.ca, require_client_auth=True)
@@ -91,13 +95,14 @@ def server_credentials(where: Path | Identity, say: Say) -> grpc.ServerCredentia
     expect(watched.held.serves, "certs", str(folder), "the server's certificate, not a client's")
 
     def fetch() -> Any:
+        connected()
         return _shown(watched.held) if watched.look() else None
 
     return grpc.dynamic_ssl_server_credentials(_shown(watched.held), fetch, require_client_authentication=True)
 
 
 class Reminders:
-    """Warnings, each of them once a day for everyone it is about, however often they come."""
+    """Passes on warnings, at most one a day about each name."""
 
     def __init__(self, say: Say, every: float = DAY) -> None:
         self.say, self.every = say, every

@@ -32,7 +32,7 @@ def planned(change: Change, base: Plan | None = None) -> Script:
 
     def script(session: Connection, frame: Frame) -> None:
         if frame.kind == "Ready":
-            said, tensors = encode(base or plan())
+            _, said, tensors = encode(base or plan())
             other = change(said, tensors)
             session.send("Plan", said, tensors if other is None else other)
 
@@ -76,40 +76,40 @@ PLANS: dict[str, tuple[Change, str]] = {
     "batch of one row": (put(schedule__batch_size=1), "which the model cannot follow"),
     "batch below 0": (put(schedule__batch_size=-4), "batch_size"),
     "cut beyond the agreed": (put(cut=1), "cut = 1, expected 0"),
-    "cut below 0": (put(cut=-1), "a plan that cannot be"),
+    "cut below 0": (put(cut=-1), "a Plan with cut = -1: expected a count"),
     "noise NaN": (put(noise=math.nan), "noise = nan"),
     "noise below 0": (put(noise=-1.0), "noise = -1.0"),
-    "labels that stay after all": (put(stays=True), "labels = True"),
+    "labels that stay after all": (put(loss=True), "labels = True"),
     "unknown optimizer": (put(optimizer__name="LBFGS"), "whose optimizer is 'LBFGS'"),
     "optimizer by import": (put(optimizer__name="os.system"), "whose optimizer is 'os.system'"),
     "momentum of 2": (put(optimizer__numbers__momentum=2.0), "momentum"),
     "decay by NaN": (put(optimizer__numbers__weight_decay=math.nan), "weight_decay"),
-    "parameter nobody knows": (put(optimizer__numbers__hook="x"), "a plan that cannot be"),
+    "parameter nobody knows": (put(optimizer__numbers__hook="x"), "unexpected keyword argument 'hook'"),
     "unknown rule": (put(local=[{"name": "Eval", "numbers": {}}]), "whose local is 'Eval'"),
     "rule of NaN": (put(local=[{"name": "fedprox", "numbers": {"mu": math.nan}}]), "mu"),
-    "seed in words": (put(schedule__seed="x"), "a plan that cannot be"),
-    "shuffle in words": (put(schedule__shuffle="no"), "a plan that cannot be"),
-    "feed nobody knows": (put(schedule__file="/etc/passwd"), "a plan that cannot be"),
-    "round below 0": (put(round=-1), "a plan that cannot be"),
-    "memory of age -1": (put(t=-1), "a plan that cannot be"),
-    "round confirmed below 0": (put(confirmed=-1, keeps_half=True), "a plan that cannot be"),
-    "a word more": (put(script="rm"), "a plan that cannot be"),
-    "a number in words": (put(eta="0.1"), "a plan that cannot be"),
-    "no front, and none kept": (vectors(lambda v: []), "a plan with 0 tensors, where 3 were announced"),
-    "moments announced": (put(moments=1), "a plan with 3 tensors, where 4 were announced"),
+    "seed in words": (put(schedule__seed="x"), "a Plan with schedule = "),
+    "shuffle in words": (put(schedule__shuffle="no"), "a Plan with schedule = "),
+    "feed nobody knows": (put(schedule__file="/etc/passwd"), "unexpected keyword argument 'file'"),
+    "round below 0": (put(address=[-2, 1, -1, 0]), "a 'Plan' without an address"),
+    "memory of age -1": (put(memory=[0, -1]), "a Plan with memory = [0, -1]: expected a count"),
+    "round confirmed below 0": (put(confirmed=-1, keeps_half=True), "a Plan with confirmed = -1: expected a count"),
+    "a word more": (put(script="rm"), "a Plan with an unknown script"),
+    "a number in words": (put(eta="0.1"), "a Plan with eta = '0.1': expected a number"),
+    "no front, and none kept": (vectors(lambda v: []), "a Plan of 0 tensors, expected 3"),
+    "moments announced": (put(memory=[1, 0]), "a Plan of 3 tensors, expected 4"),
     "NaN front": (vectors(lambda v: [nan(v[0]), *v[1:]]), FIT),
     "infinite statistics": (vectors(lambda v: [v[0], nan(v[1], math.inf), v[2]]), FIT),
     "front too long": (vectors(lambda v: [torch.ones(57), *v[1:]]), "(57,), expected finite torch.float32 (56,)"),
     "front as a matrix": (vectors(lambda v: [v[0][None], *v[1:]]), "(1, 56), expected finite"),
     "front of doubles": (vectors(lambda v: [v[0].double(), *v[1:]]), "torch.float64 (56,), expected finite"),
     "counters of floats": (vectors(lambda v: [*v[:2], v[2].float()]), "torch.float32 (1,), expected finite"),
-    "a tensor more": (vectors(lambda v: [*v, v[0]]), "a plan with 4 tensors"),
+    "a tensor more": (vectors(lambda v: [*v, v[0]]), "a Plan of 4 tensors, expected 3"),
     "forgets what was kept": (
-        lambda said, v: [said.update(starts=False, keeps_half=True, confirmed=0)][1:],
+        lambda said, v: [said.update(start=0, keeps_half=True, confirmed=0)][1:],
         "a plan without a front, where none has been kept",
     ),
     "asks for the front that is kept": (
-        lambda said, v: [said.update(starts=False, keeps_memory=True, confirmed=3)][1:],
+        lambda said, v: [said.update(start=0, keeps_memory=True, confirmed=3)][1:],
         "the front this client keeps to itself",
     ),
     "another optimizer than was kept": (
@@ -141,13 +141,17 @@ def answered(kind: str, *tensors: Tensor, base: Plan | None = None, **said: Any)
 
     def script(session: Connection, frame: Frame) -> None:
         if frame.kind == "Ready":
-            session.send("Plan", *encode(base))
+            session.send(encode(base).kind, *encode(base)[1:])
         elif frame.kind in ("Smashed", "Momentum"):
-            at = {} if said.get("at", 0) is None else {"at": frame.words["at"]}
+            at = {} if said.get("address", 0) is None else {"address": frame.words["address"]}
             due = kind if frame.kind == "Momentum" or not base.fuses else "CutGrad"
-            session.send(
-                due, {**at, **{k: v for k, v in said.items() if v is not None}}, tensors if due == kind else [G]
-            )
+            given = tensors if due == kind else (G,)
+            words = {
+                "CutGrad": {"grad": 1, "square": int(base.local is not None and len(given) > 1)},
+                "Adopt": {"m": len(given)},
+            }
+            others = {k: v for k, v in said.items() if v is not None}
+            session.send(due, {**at, **words.get(due, {}), **others}, given)
         else:
             raise AssertionError(f"the client went on, with a {frame.kind}")
 
@@ -165,15 +169,15 @@ ANSWERS: dict[str, tuple[Callable[[], Script], str]] = {
     "gradient of doubles": (lambda: answered("CutGrad", G.double()), FIT),
     "no gradient": (lambda: answered("CutGrad"), "a CutGrad of 0 tensors"),
     "two gradients": (lambda: answered("CutGrad", G, G), "a CutGrad of 2 tensors"),
-    "gradient without an address": (lambda: answered("CutGrad", G, at=None), "without an address"),
-    "gradient to half an address": (lambda: answered("CutGrad", G, at=[3, 1]), "without an address"),
+    "gradient without an address": (lambda: answered("CutGrad", G, address=None), "without an address"),
+    "gradient to half an address": (lambda: answered("CutGrad", G, address=[3, 1]), "without an address"),
     "gradient that breaks the half": (lambda: answered("CutGrad", torch.full((4, 8), 3e38)), "is not finite"),
     "gradient above the limit": (lambda: answered("CutGrad", torch.ones(99_999)), "a frame of more than"),
     "features, though labels are sent": (lambda: answered("Features", G), "features, where labels are sent"),
     "moments nobody asked for": (lambda: answered("Adopt", torch.ones(56)), "moments that nobody asked for"),
     "a kind nobody knows": (lambda: answered("Exec", G), "which no server sends"),
     "a client's kind": (lambda: answered("Smashed", G), "which no server sends"),
-    "no norm": (lambda: answered("CutGrad", G, base=joint()), "a CutGrad of 1 tensors"),
+    "no norm": (lambda: answered("CutGrad", G, base=joint()), "a CutGrad without its squared norm"),
     "norm NaN": (lambda: answered("CutGrad", G, nan(SQUARE), base=joint()), FIT),
     "norm below 0": (lambda: answered("CutGrad", G, -SQUARE, base=joint()), "below 0"),
     "norm of floats": (lambda: answered("CutGrad", G, SQUARE.float(), base=joint()), FIT),

@@ -19,9 +19,9 @@ from cutlayer.errors import ContractError, FrameError
 from cutlayer.network.client.loop import Joined
 from cutlayer.network.protocol.codec import encode
 from cutlayer.network.protocol.handshake import words
-from cutlayer.network.transport.dial import Refused
 from cutlayer.network.transport.frames import LAST, LENGTH, Frame
 from cutlayer.network.transport.hub import Connection
+from cutlayer.network.transport.line import Refused
 from tests.network.harness import NAMES, certs, network, play, rows
 from tests.network.hostile_client import unhurried
 from tests.network.hostile_server import files, kept, leaves, met, nan, plan, welcome
@@ -49,15 +49,15 @@ WELCOMES: dict[str, tuple[dict[str, Any], str]] = {
     "cuts beyond memory": ({"cuts": [0, 2**62]}, "cut = (0, 4611686018427387904)"),
     "a cut below 0": ({"cuts": [-1, 0]}, "cuts = (-1, 0)"),
     "another cut": ({"cuts": [1, 1]}, "front"),
-    "labels at will": ({"labels": "sell"}, "a Welcome that cannot be"),
+    "labels at will": ({"labels": "sell"}, "an invalid Welcome"),
     "labels that stay": ({"labels": "stay"}, "front"),
     "fewer classes": ({"classes": 2}, "data"),
     "no classes at all": ({"classes": 0}, "classes = 0"),
-    "a code nobody knows": ({"code": "pickle"}, "a Welcome that cannot be"),
-    "chance of another kind": ({"randomness": "mine"}, "a Welcome that cannot be"),
-    "bytes in the model": ({"model": {"name": b"x"}}, "a Welcome that cannot be"),
+    "a code nobody knows": ({"code": "pickle"}, "an invalid Welcome"),
+    "chance of another kind": ({"randomness": "mine"}, "an invalid Welcome"),
+    "bytes in the model": ({"model": {"name": b"x"}}, "an invalid Welcome"),
     "sides below 0": ({"shape": [-4]}, "shape = (-4,)"),
-    "a word more": ({"exec": "rm"}, "a Welcome that cannot be"),
+    "a word more": ({"exec": "rm"}, "an invalid Welcome"),
 }
 
 
@@ -88,12 +88,12 @@ BYES: dict[str, tuple[Callable[[Connection, Frame], None], str]] = {
     "infinite statistics": (ended(FRONT[0], nan(FRONT[1], math.inf), FRONT[2], cut=0), "expected finite"),
     "too long": (ended(torch.ones(57), *FRONT[1:], cut=0), "a last front of torch.float32 (57,)"),
     "doubles": (ended(FRONT[0].double(), *FRONT[1:], cut=0), "a last front of torch.float64"),
-    "too few": (ended(*FRONT[:2], cut=0), "a last front that cannot be"),
-    "too many": (ended(*FRONT, FRONT[0], cut=0), "a last front that cannot be"),
-    "another cut": (ended(*FRONT, cut=1), "a last front that cannot be"),
-    "a cut in words": (ended(*FRONT, cut="0"), "a last front that cannot be"),
-    "cuts": (ended(*FRONT, cut=[0]), "a last front that cannot be"),
-    "no cut": (ended(*FRONT), "a last front that cannot be"),
+    "too few": (ended(*FRONT[:2], cut=0), "a last front with a wrong cut or number of tensors"),
+    "too many": (ended(*FRONT, FRONT[0], cut=0), "a last front with a wrong cut or number of tensors"),
+    "another cut": (ended(*FRONT, cut=1), "a last front with a wrong cut or number of tensors"),
+    "a cut in words": (ended(*FRONT, cut="0"), "a last front with a wrong cut or number of tensors"),
+    "cuts": (ended(*FRONT, cut=[0]), "a last front with a wrong cut or number of tensors"),
+    "no cut": (ended(*FRONT), "a last front with a wrong cut or number of tensors"),
     "above the limit": (ended(torch.ones(99_999), cut=0), "a frame of more than"),
 }
 
@@ -136,10 +136,10 @@ def test_what_is_no_frame(tmp_path: Path, name: str) -> None:
 
 def test_a_plan_before_a_welcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first frame is a Welcome, or a refusal: nothing else."""
-    from cutlayer.network.transport import hub
+    from cutlayer.network.transport import grpc_hub
 
-    plain = hub.written
-    monkeypatch.setattr(hub, "written", lambda kind, *rest, **more: plain("Plan", *encode(plan()), **more))
+    plain = grpc_hub.written
+    monkeypatch.setattr(grpc_hub, "written", lambda kind, *rest, **more: plain(*encode(plan()), **more))
     leaves(tmp_path, quiet, "a 'Plan' instead of a welcome")
 
 
@@ -170,12 +170,12 @@ class Echo:
                 return
             again = [(kind, said, tensors)]
             if late:
-                step = said["at"][2] if "at" in said else -1
+                step = said["address"][2] if "address" in said else -1
                 old = past.get((session.name, kind, step))
                 past[session.name, kind, step] = (kind, said, tensors)
                 again = [] if old is None else [old]
-                if kind == "Plan" and said["round"] > 1:
-                    again.append(("Stop", {"round": said["round"] - 1, "attempt": 0, "why": "late"}, []))
+                if kind == "Plan" and said["address"][0] > 1:
+                    again.append(("Stop", {"round": said["address"][0] - 1, "attempt": 0, "why": "late"}, []))
             for one in again:
                 self.sent += 1
                 plain(session, *one, *how, **more)

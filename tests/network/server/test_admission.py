@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
+import socket
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -13,16 +16,18 @@ import cutlayer as cl
 from cutlayer.errors import StoreError
 from cutlayer.network.client.loop import Joined
 from cutlayer.network.transport import identity, renewal
-from cutlayer.network.transport.dial import Gone, Line, Refused
+from cutlayer.network.transport.dial import GrpcLine
+from cutlayer.network.transport.grpc_hub import GrpcHub
 from cutlayer.network.transport.hub import Hub
-from tests.network.harness import NAMES, certs, network, play, rows
+from cutlayer.network.transport.line import Gone, Refused
+from tests.network.harness import NAMES, SOON, certs, network, play, rows
 
 BASE = {"cut": 0, "rounds": 1, "batch_size": 4, "local_epochs": 1, "scheme": "smofi"}
 
 
 def greeted(hub: Hub, who: identity.Identity | None, name: str = "a") -> str:
     """What a client that dials hears."""
-    line = Line(f"127.0.0.1:{hub.port}", who)
+    line = GrpcLine(f"127.0.0.1:{hub.port}", who)
     try:
         line.greet({"name": name})
         return "welcome"
@@ -41,7 +46,7 @@ def test_a_list_of_the_revoked_that_cannot_be_read_stops_admission(caplog: pytes
             raise StoreError("revoked.txt: cannot be read: permission denied")
         return {"b"}
 
-    hub = Hub("127.0.0.1:0", None, lambda name, words: {}, revoked)
+    hub = GrpcHub("127.0.0.1:0", None, lambda name, words: {}, revoked)
     hub.start()
     with caplog.at_level(logging.WARNING):
         assert "Gone: RESOURCE_EXHAUSTED: nobody is admitted: revoked.txt" in greeted(hub, None)
@@ -74,7 +79,7 @@ def test_a_certificate_that_ends_soon_is_in_the_log_of_both(tmp_path: Path, capl
 
 def test_a_server_shows_its_new_certificate_without_a_restart(tmp_path: Path) -> None:
     folder = shutil.copytree(certs(), tmp_path / "certs")
-    hub = Hub("127.0.0.1:0", identity.read(folder, "server"), lambda name, words: {}, set)
+    hub = GrpcHub("127.0.0.1:0", identity.read(folder, "server"), lambda name, words: {}, set)
     hub.start()
     who = identity.read(folder, NAMES[0])
     before = ssl.get_server_certificate(("127.0.0.1", hub.port))
@@ -85,3 +90,34 @@ def test_a_server_shows_its_new_certificate_without_a_restart(tmp_path: Path) ->
         shown = ssl.get_server_certificate(("127.0.0.1", hub.port))
     assert greeted(hub, who) == "welcome"
     hub.stop(0.1)
+
+
+def test_connections_without_an_accepted_certificate_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Silent ones, and those that fail the handshake; not a client that is let in, nor one that is still dialling."""
+    hub = GrpcHub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, words: {}, set)
+    hub.start()
+    try:
+        assert greeted(hub, identity.read(certs() / "ward-0")) == "welcome"
+        hub.look()
+        hub.look()
+        assert "refused: connection" not in hub.counts
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        for _ in range(3):  # without a certificate: the server ends the stream after the handshake
+            bare = socket.create_connection(("127.0.0.1", hub.port))
+            with contextlib.suppress(OSError), context.wrap_socket(bare) as secured:
+                secured.recv(1)
+        with socket.create_connection(("127.0.0.1", hub.port)) as silent:
+            until = time.monotonic() + SOON
+            while hub._connections < 5 and time.monotonic() < until:
+                time.sleep(0.01)
+            hub.look()
+            assert hub.counts["refused: connection"] == 0, "they may still be dialling"
+            silent.close()
+        hub.look()
+        hub.look()
+        assert hub.counts["refused: connection"] == 4
+        assert caplog.text.count("4 connections ended before a greeting") == 1
+    finally:
+        hub.stop(0.1)

@@ -19,13 +19,14 @@ from torch import nn
 import cutlayer as cl
 from cutlayer.network.client.loop import Joined
 from cutlayer.network.transport import dial
-from cutlayer.network.transport.dial import Gone, Line
+from cutlayer.network.transport.dial import GrpcLine
+from cutlayer.network.transport.line import Gone
 from tests.clients.faulty import Fault, FaultyCohort
 from tests.network.harness import NAMES, SOON, network, play, rows
 from tests.network.test_bits import SCHEMES, same
 
 ARGUMENTS: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1}
-TWO = "expected torch.float32 2..4 x (8,)"
+TWO = "expected finite torch.float32 2 to 4 rows of (8,)"
 Decide = Callable[[str, int, int], bool]
 """(client, round, step) -> whether its connection breaks instead of this step."""
 
@@ -38,14 +39,14 @@ class Breaking:
         self.begun = 0
         lock, test = threading.Lock(), self
 
-        class Broken(Line):
+        class Broken(GrpcLine):
             def __init__(self, server: str, identity: Any) -> None:
                 super().__init__(server, identity)
                 self.name = identity.name
 
             def send(self, kind: str, words: dict[str, Any], *rest: Any) -> None:
                 if kind == "Smashed":
-                    n, _, step, _ = words["at"]
+                    n, _, step, _ = words["address"]
                     with lock:
                         test.begun += step == 0
                         broken = decide(self.name, n, step)
@@ -56,7 +57,7 @@ class Breaking:
                         raise Gone("broken on purpose")
                 super().send(kind, words, *rest)
 
-        patch.setattr("cutlayer.network.client.loop.Line", Broken)
+        patch.setattr("cutlayer.network.client.loop.GrpcLine", Broken)
         patch.setattr(dial, "FIRST", 0.05)
         patch.setattr(dial, "LONGEST", 0.2)
         patch.setattr("cutlayer.network.server.service.LINGER", SOON)  # whoever was lost comes back before the end
@@ -109,14 +110,14 @@ def test_a_client_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The round ends by its deadline; what it says later changes nothing."""
     release, fired = threading.Event(), []
 
-    class Silent(Line):
+    class Silent(GrpcLine):
         def send(self, kind: str, words: dict[str, Any], *rest: Any) -> None:
-            if kind == "Smashed" and words["at"] == [2, 1, 2, 0]:
-                fired.append(words["at"])
+            if kind == "Smashed" and words["address"] == [2, 1, 2, 0]:
+                fired.append(words["address"])
                 assert release.wait(SOON)
             super().send(kind, words, *rest)
 
-    monkeypatch.setattr("cutlayer.network.client.loop.Line", Silent)
+    monkeypatch.setattr("cutlayer.network.client.loop.GrpcLine", Silent)
 
     def watch(service: Any) -> None:
         drop = service.cohort._drop

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.network.client.session import Answer
+from cutlayer.clients.codec import Encoded
+from cutlayer.clients.messages import Plan
 from cutlayer.network.protocol.handshake import Hello, read
 from cutlayer.network.transport import identity
-from cutlayer.network.transport.dial import Gone, Line, Refused
+from cutlayer.network.transport.dial import GrpcLine
 from cutlayer.network.transport.frames import MORE
-from cutlayer.network.transport.hub import OPTIONS, Hub
+from cutlayer.network.transport.grpc_hub import OPTIONS, GrpcHub
+from cutlayer.network.transport.line import Gone, Refused
 from tests.clients.faulty import Fault
 from tests.network.harness import SOON, certs, play, rows
 from tests.network.hostile_client import at, bent, dialled, like, simulated, unhurried
@@ -38,10 +40,10 @@ def test_a_late_frame_may_be_longer_than_those_of_now(tmp_path: Path) -> None:
     """Each round has a cut of its own; a frame of the round before is late, and not above the limit."""
     torch.manual_seed(0)
     wide = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3000), nn.Sequential(nn.Tanh(), nn.Linear(3000, 3)))
-    past: list[Answer] = []
+    past: list[Encoded] = []
     late: list[tuple[int, int]] = []
 
-    def bend(answer: Answer) -> Iterable[Answer]:
+    def bend(answer: Encoded) -> Iterable[Encoded]:
         before = past[-1:] if at(answer)[2] == 0 and past and at(past[-1])[1] < at(answer)[1] else []
         late.extend((one[2][0].numel(), answer[2][0].numel()) for one in before)
         if answer[0] == "Smashed":
@@ -70,10 +72,10 @@ def test_flooding(tmp_path: Path) -> None:
 
         service.cohort._drop = dropped
 
-    def floods(answer: Answer) -> Iterable[Answer]:
+    def floods(answer: Encoded) -> Iterable[Encoded]:
         return [answer] * (50 if at(answer) == ("Smashed", 2, 1) else 1)
 
-    def waits(answer: Answer) -> Iterable[Answer]:
+    def waits(answer: Encoded) -> Iterable[Encoded]:
         if at(answer) == ("Smashed", 2, 1):
             assert out.wait(SOON)
         return [answer]
@@ -89,7 +91,7 @@ def test_flooding(tmp_path: Path) -> None:
 def test_a_frame_above_the_limit(tmp_path: Path, kib: int, pieces: str) -> None:
     """Its stream is closed before the frame is whole."""
 
-    def bend(answer: Answer) -> Iterable[Answer]:
+    def bend(answer: Encoded) -> Iterable[Encoded]:
         if at(answer) != ("Smashed", 2, 1):
             return [answer]
         return [like(answer, torch.zeros(kib * 256), answer[2][1])]
@@ -172,11 +174,11 @@ def test_ready_again_and_again(tmp_path: Path) -> None:
 def test_a_client_that_comes_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is put off, not refused for good; others are not."""
     monkeypatch.setattr("cutlayer.network.transport.hub.VISITS", 5)
-    hub = Hub("127.0.0.1:0", None, lambda name, words: {}, set)
+    hub = GrpcHub("127.0.0.1:0", None, lambda name, words: {}, set)
     hub.start()
 
     def comes(name: str) -> str:
-        line = Line(f"127.0.0.1:{hub.port}", None)
+        line = GrpcLine(f"127.0.0.1:{hub.port}", None)
         try:
             line.greet({"name": name})
             return "welcome"
@@ -205,23 +207,25 @@ def test_a_client_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         line, _ = dialled(port, "ward-1")
         line.send("Ready", {"samples": 12})
         while (n := opened.get(timeout=SOON)) > 0:
-            line.send("Smashed", {"at": [n, BAD, 0, 0]}, [torch.ones(1)])
+            line.send("Smashed", {"address": [n, BAD, 0, 0]}, [torch.ones(1)])
         line.close()
 
     def watch(service: Any) -> None:
-        opens, ends = service.cohort.open, service._farewell
+        plain, ends = service.cohort.ask, service._farewell
 
-        def open_(plans: Any) -> None:
-            opens(plans)
-            opened.put(plans[0].address.round)
-            session = service.roster.sessions[BAD]
-            behind.append(session.behind / session.limit)
+        def ask(messages: Any) -> Any:
+            answers = plain(messages)
+            if isinstance(messages[0], Plan):
+                opened.put(messages[0].address.round)
+                session = service.roster.sessions[BAD]
+                behind.append(session.behind / session.limit)
+            return answers
 
         def end(run: Any) -> None:
             opened.put(0)
             ends(run)
 
-        service.cohort.open, service._farewell = open_, end
+        service.cohort.ask, service._farewell = ask, end
 
     training = BASE | {"rounds": 12, "local_steps": 1, "scheme": "fedavg"}
     played = play(tmp_path, DATA, guests={BAD: guest}, watch=watch, model=wide, **training)
@@ -235,11 +239,11 @@ def test_a_client_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_greetings_that_do_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop by drop, or too much to repeat: refused in time, and in few words."""
-    monkeypatch.setattr("cutlayer.network.transport.hub.PATIENCE", 0.3)
-    hub = Hub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, said: read(said, Hello), set)
+    monkeypatch.setattr("cutlayer.network.transport.grpc_hub.PATIENCE", 0.3)
+    hub = GrpcHub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, said: read(said, Hello), set)
     hub.start()
     who, over = identity.read(certs(), "ward-1"), threading.Event()
-    slow = Line(f"127.0.0.1:{hub.port}", who)
+    slow = GrpcLine(f"127.0.0.1:{hub.port}", who)
 
     def drips() -> None:
         while not over.wait(0.02):
@@ -248,8 +252,8 @@ def test_greetings_that_do_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     threading.Thread(target=drips, daemon=True).start()
     assert slow.receive().words == {"why": "no greeting in time"}
     over.set()
-    monkeypatch.setattr("cutlayer.network.transport.hub.PATIENCE", SOON)
-    long = Line(f"127.0.0.1:{hub.port}", who)
+    monkeypatch.setattr("cutlayer.network.transport.grpc_hub.PATIENCE", SOON)
+    long = GrpcLine(f"127.0.0.1:{hub.port}", who)
     with pytest.raises(Refused, match="protocol version 'xxx"):
         long.greet({"version": "x" * 60_000})
     for line in (slow, long):

@@ -13,14 +13,16 @@ import grpc
 import pytest
 
 import cutlayer as cl
+from cutlayer.clients.codec import Encoded
+from cutlayer.clients.messages import CutGrad
 from cutlayer.errors import AuthError, ContractError, CutlayerError, TransportError
 from cutlayer.network.client.loop import Joined
-from cutlayer.network.client.session import Answer
 from cutlayer.network.protocol.handshake import Hello, Welcome, read, words
 from cutlayer.network.transport import dial, identity
-from cutlayer.network.transport.dial import Gone, Line, Refused
-from cutlayer.network.transport.hub import Hub
+from cutlayer.network.transport.dial import GrpcLine
+from cutlayer.network.transport.grpc_hub import GrpcHub
 from cutlayer.network.transport.identity import Identity
+from cutlayer.network.transport.line import Gone, Refused
 from tests.clients.faulty import Fault
 from tests.network.harness import NAMES, SOON, certs, network, play, rows
 from tests.network.hostile_client import at, simulated, unhurried
@@ -127,7 +129,7 @@ def test_servers_that_are_not_who_they_should_be(tmp_path: Path) -> None:
     """A client leaves before it has said a word."""
     said: list[Any] = []
     for name, (who, kind, match) in servers(copied(tmp_path)).items():
-        hub = Hub("127.0.0.1:0", who, lambda *words: said.append(words) or {}, set)
+        hub = GrpcHub("127.0.0.1:0", who, lambda *words: said.append(words) or {}, set)
         hub.start()
         how = {"certs": certs() / NAMES[0], "out": tmp_path / name, "patience": 0.5}
         with pytest.raises(kind, match=match):
@@ -183,7 +185,7 @@ def test_a_name_is_in_the_certificate(tmp_path: Path) -> None:
 
         def waits(n: int, everybody: Any) -> Any:
             if n == 2:
-                line = Line(f"127.0.0.1:{service.hub.port}", identity.read(certs(), NAMES[3]))
+                line = GrpcLine(f"127.0.0.1:{service.hub.port}", identity.read(certs(), NAMES[3]))
                 read(line.greet(words(Hello(name=NAMES[0]))), Welcome)
                 sessions.append(sorted(service.hub.sessions))
                 line.close()
@@ -203,7 +205,7 @@ def test_revoked_while_connected(tmp_path: Path, when: str) -> None:
     folder, again = copied(tmp_path), []
 
     def watch(service: Any) -> None:
-        available, scatter = service.cohort.available, service.cohort.scatter
+        available, plain = service.cohort.available, service.cohort.ask
 
         def waits(n: int, everybody: Any) -> Any:
             if n == 2 and when == "between rounds":
@@ -215,12 +217,12 @@ def test_revoked_while_connected(tmp_path: Path, when: str) -> None:
                 again.append(n)
             return found
 
-        def scatters(replies: Any) -> Any:
-            if when == "in a round" and replies[0].address.round == 1:
+        def ask(messages: Any) -> Any:
+            if when == "in a round" and isinstance(messages[0], CutGrad) and messages[0].address.round == 1:
                 identity.revoke(folder, NAMES[1])
-            return scatter(replies)
+            return plain(messages)
 
-        service.cohort.available, service.cohort.scatter = waits, scatters
+        service.cohort.available, service.cohort.ask = waits, ask
 
     played = play(tmp_path, DATA, {"certs": folder}, watch=watch, **BASE)
     assert [record.clients for record in played.result.history] == [(0, 1, 2), (0, 2), (0, 2)] and again == [3]
@@ -249,13 +251,13 @@ def test_without_certificates(tmp_path: Path) -> None:
     checks: set[bool] = set()
 
     def watch(service: Any) -> None:
-        open_ = service.cohort.open
+        plain = service.cohort.ask
 
-        def opens(plans: Any) -> None:
+        def ask(messages: Any) -> Any:
             checks.update(session.check for session in service.hub.sessions.values())
-            open_(plans)
+            return plain(messages)
 
-        service.cohort.open = opens
+        service.cohort.ask = ask
 
     played = plainly(tmp_path, watch=watch)
     assert checks == {True} and same(played.result.model, simulator())
@@ -263,12 +265,12 @@ def test_without_certificates(tmp_path: Path) -> None:
 
 def test_damage_on_the_way_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TLS, one flipped bit: the frame is not used, and its client has finished for this round."""
-    damaged: list[Answer] = []
+    damaged: list[Encoded] = []
 
-    class Noisy(Line):
+    class Noisy(GrpcLine):
         def send(self, kind: str, said: dict[str, Any], tensors: Iterable[Any] = (), *how: Any) -> None:
             put = self._out.put
-            if kind == "Smashed" and at((kind, said, [])) == (kind, 2, 1) and said["at"][1] == 1:
+            if kind == "Smashed" and at((kind, said, [])) == (kind, 2, 1) and said["address"][1] == 1:
                 damaged.append((kind, said, []))
 
                 def flipped(piece: bytes) -> None:
@@ -280,7 +282,7 @@ def test_damage_on_the_way_is_noticed(tmp_path: Path, monkeypatch: pytest.Monkey
             else:
                 super().send(kind, said, tensors, *how)
 
-    monkeypatch.setattr("cutlayer.network.client.loop.Line", Noisy)
+    monkeypatch.setattr("cutlayer.network.client.loop.GrpcLine", Noisy)
     played = plainly(tmp_path, rounds=2)
     assert len(damaged) == 1
     assert played.result.history[1].faults == ("ward-1: it sent damaged on its way: the checksum differs",)

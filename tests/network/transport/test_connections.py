@@ -13,7 +13,7 @@ import pytest
 
 import cutlayer as cl
 from cutlayer.core.sealed import digest
-from cutlayer.network.transport import descriptors, dial, hub
+from cutlayer.network.transport import descriptors, dial, grpc_hub
 from tests.forks import forked
 from tests.network.harness import SOON, network, play, rows
 
@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {"cut": 0, "rounds": 3, "batch_size": 4, "local_epochs": 
 def server(folder: str, limit: int, last: int) -> None:
     """A server and its clients in a process that may open few files; the clients come when the strangers are there."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    hub.HANDSHAKE, dial.FIRST, dial.LONGEST = 1.0, 0.05, 0.2
+    grpc_hub.HANDSHAKE, dial.FIRST, dial.LONGEST = 1.0, 0.05, 0.2
     out = Path(folder)
 
     def watch(service: Any) -> None:
@@ -85,10 +85,10 @@ def test_descriptors_are_kept_for_the_store(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_failed_welcome_leaves_nobody_behind() -> None:
     """Who goes while it is welcomed is not there afterwards."""
-    there = hub.Hub("127.0.0.1:0", None, lambda name, words: {"more": "x" * 60_000}, set)
+    there = grpc_hub.GrpcHub("127.0.0.1:0", None, lambda name, words: {"more": "x" * 60_000}, set)
     there.start()
     for _ in range(20):
-        line = dial.Line(f"127.0.0.1:{there.port}", None)
+        line = dial.GrpcLine(f"127.0.0.1:{there.port}", None)
         line.send("Hello", {"name": "a"})
         line.close()
     until = time.monotonic() + SOON

@@ -254,7 +254,7 @@ def test_without_certificates_only_this_machine_is_served(listen: str, tmp_path:
 def test_without_certificates_only_this_machine_is_dialled(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutlayer.network.client.loop.Line", lambda *_: pytest.fail("it dials"))
+    monkeypatch.setattr("cutlayer.network.client.loop.GrpcLine", lambda *_: pytest.fail("it dials"))
     with pytest.raises(ContractError, match="without certificates"):
         cl.join(server, rows()[0], model=network(), name="a", out=tmp_path)
     with pytest.raises(pytest.fail.Exception, match="it dials"):
@@ -264,7 +264,7 @@ def test_without_certificates_only_this_machine_is_dialled(
 @pytest.mark.parametrize("server", LOOPBACK)
 def test_this_machine_needs_no_certificates(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Net(server).insecure is False
-    monkeypatch.setattr("cutlayer.network.client.loop.Line", lambda *_: pytest.fail("it dials"))
+    monkeypatch.setattr("cutlayer.network.client.loop.GrpcLine", lambda *_: pytest.fail("it dials"))
     with pytest.raises(pytest.fail.Exception, match="it dials"):
         cl.join(server, rows()[0], model=network(), name="a", out=tmp_path)
 

@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @dataclass
-class Station:
+class EchoServer:
     """A server like ours, that says back what it hears; what it has said itself, and who came."""
 
     port: int = 0
@@ -52,16 +52,16 @@ class Station:
 
 
 @contextmanager
-def serving(where: Path | Identity) -> Iterator[Station]:
+def serving(where: Path | Identity) -> Iterator[EchoServer]:
     """grpc.aio, in a thread of its own, as the hub has it."""
-    station, ready, over = Station(), threading.Event(), []
+    echo, ready, over = EchoServer(), threading.Event(), []
 
     async def serve() -> None:
         server = grpc.aio.server()
-        handler = grpc.stream_stream_rpc_method_handler(station.echo)
+        handler = grpc.stream_stream_rpc_method_handler(echo.echo)
         service, method = METHOD.strip("/").split("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        station.port = server.add_secure_port("127.0.0.1:0", server_credentials(where, station.said.append))
+        echo.port = server.add_secure_port("127.0.0.1:0", server_credentials(where, echo.said.append))
         await server.start()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         over.append(lambda: loop.call_soon_threadsafe(done.set))
@@ -73,7 +73,7 @@ def serving(where: Path | Identity) -> Iterator[Station]:
     thread.start()
     assert ready.wait(SOON)
     try:
-        yield station
+        yield echo
     finally:
         over[0]()
         thread.join(SOON)
@@ -119,19 +119,19 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_is_renewed_while_it_runs(folder: Path) -> None:
     """A new connection gets the new certificate; an old stream lives on."""
     client, cert = identity.read(folder, "ward-3"), folder / "server" / "cert.pem"
-    with serving(folder) as station, dialled(station.port, client) as early:
-        assert early(b"1") == b"1" and shows(station.port, folder) == cert.read_bytes()
+    with serving(folder) as server, dialled(server.port, client) as early:
+        assert early(b"1") == b"1" and shows(server.port, folder) == cert.read_bytes()
         before = cert.read_bytes()
         renew(folder, ["server"])
-        assert shows(station.port, folder) == cert.read_bytes() != before
+        assert shows(server.port, folder) == cert.read_bytes() != before
         assert early(b"2") == b"2"
-        with dialled(station.port, client) as late:
+        with dialled(server.port, client) as late:
             assert late(b"3") == b"3" and early(b"4") == b"4"
         renew(folder, ["server"], Terms(keep_key=True))
-        assert shows(station.port, folder) == cert.read_bytes()
+        assert shows(server.port, folder) == cert.read_bytes()
         until = identity.ends(identity.read(folder, "server"))
-        assert station.said == 2 * [f"{folder}/server: a new certificate, valid until {until:%Y-%m-%d}"]
-        assert station.came == [client.cert, client.cert] and identity.client_warning(station.came[0]) is None
+        assert server.said == 2 * [f"{folder}/server: a new certificate, valid until {until:%Y-%m-%d}"]
+        assert server.came == [client.cert, client.cert] and identity.client_warning(server.came[0]) is None
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -140,7 +140,7 @@ def test_damaged_files_leave_the_old_certificate(folder: Path) -> None:
     home = folder / "server"
     good = {path: path.read_bytes() for path in home.iterdir()}
     other = (folder / "ward-3" / "key.pem").read_bytes()
-    with serving(identity.read(folder, "server")) as station:
+    with serving(identity.read(folder, "server")) as server:
         for file, content, match in (
             ("cert.pem", b"nonsense", "a damaged certificate or key"),
             ("key.pem", b"", "a damaged certificate or key"),
@@ -148,19 +148,19 @@ def test_damaged_files_leave_the_old_certificate(folder: Path) -> None:
             ("ca.pem", (others() / "ca" / "ca.pem").read_bytes(), "not signed by the authority"),
             ("cert.pem", None, "expected key.pem, cert.pem and ca.pem in it"),
         ):
-            station.said.clear()
+            server.said.clear()
             (home / file).unlink()
             if content is not None:
                 identity.keys.write(home / file, content)
             for _ in range(3):
-                assert shows(station.port, folder) == good[home / "cert.pem"]
-            (said,) = station.said
+                assert shows(server.port, folder) == good[home / "cert.pem"]
+            (said,) = server.said
             assert match in said and said.endswith("; the certificate of before stays in use") and "\n" not in said
             identity.keys.write(home / file, good[home / file])
-            assert shows(station.port, folder) == good[home / "cert.pem"] and len(station.said) == 1
+            assert shows(server.port, folder) == good[home / "cert.pem"] and len(server.said) == 1
         renew(folder, ["server"])
-        assert shows(station.port, folder) == (home / "cert.pem").read_bytes() != good[home / "cert.pem"]
-        assert len(station.said) == 2
+        assert shows(server.port, folder) == (home / "cert.pem").read_bytes() != good[home / "cert.pem"]
+        assert len(server.said) == 2
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -168,14 +168,14 @@ def test_whom_it_believes_is_renewed_too(folder: Path) -> None:
     """Clients of a second authority, once that is in ca.pem; and no longer, once it is not."""
     theirs, ours = identity.read(others(), "ward-3"), (folder / "server" / "ca.pem").read_bytes()
     stranger = Identity(theirs.key, theirs.cert, ours)
-    with serving(folder) as station:
-        with dialled(station.port, stranger) as say, pytest.raises(grpc.RpcError):
+    with serving(folder) as server:
+        with dialled(server.port, stranger) as say, pytest.raises(grpc.RpcError):
             say(b"1")
         identity.keys.write(folder / "server" / "ca.pem", ours + theirs.ca)
-        with dialled(station.port, stranger) as say:
+        with dialled(server.port, stranger) as say:
             assert say(b"2") == b"2"
         identity.keys.write(folder / "server" / "ca.pem", ours)
-        with dialled(station.port, stranger) as say, pytest.raises(grpc.RpcError):
+        with dialled(server.port, stranger) as say, pytest.raises(grpc.RpcError):
             say(b"3")
 
 
@@ -183,7 +183,7 @@ def test_whom_it_believes_is_renewed_too(folder: Path) -> None:
 def test_an_authority_is_renewed_while_all_of_them_run(folder: Path) -> None:
     """In any order: old and new certificates of one key are believed, by whoever has either."""
     early = identity.read(folder, "ward-3")
-    with serving(folder) as station:
+    with serving(folder) as server:
         renew(folder, ["ca"])
         late = identity.read(folder, "ward-3")
         assert late.ca != early.ca and late.cert == early.cert
@@ -191,11 +191,11 @@ def test_an_authority_is_renewed_while_all_of_them_run(folder: Path) -> None:
         renew(folder, ["ward-3"])
         new = renewed.proven()
         for who in (early, late, new, Identity(new.key, new.cert, early.ca)):
-            with dialled(station.port, who) as say:
+            with dialled(server.port, who) as say:
                 assert say(b"1") == b"1"
         renew(folder, ["server"])
         for who in (early, late, new):
-            with dialled(station.port, who) as say:
+            with dialled(server.port, who) as say:
                 assert say(b"2") == b"2"
 
 
@@ -219,9 +219,9 @@ def test_a_server_looks_once_a_second(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_an_identity_of_no_folder_stays(folder: Path) -> None:
     who = identity.read(folder, "server")
-    with serving(Identity(who.key, who.cert, who.ca)) as station:
+    with serving(Identity(who.key, who.cert, who.ca)) as server:
         renew(folder, ["server"])
-        assert shows(station.port, folder) == who.cert and station.said == []
+        assert shows(server.port, folder) == who.cert and server.said == []
 
 
 def test_what_is_no_server(folder: Path) -> None:
