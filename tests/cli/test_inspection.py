@@ -214,4 +214,4 @@ def test_a_run_does_not_go_on_with_another_partition(
     monkeypatch.chdir(tmp_path)
     assert main(["partition", "--clients", "4", "--iid", "--seed", "1", "--parts", "p.json"]) == 0
     assert main(["resume", "x", "--quiet"]) == 2
-    assert "who holds which rows, are not what they were" in capsys.readouterr().err
+    assert "which client holds which rows, have changed since the run began" in capsys.readouterr().err

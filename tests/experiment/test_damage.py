@@ -72,7 +72,10 @@ def test_unless_it_began_with_other_weights(tmp_path: Path, file: str) -> None:
     (out / FIRST / file).write_bytes(b"")
     shutil.copytree(out, tmp_path / "same")
     shutil.copy(tmp_path / "2" / "model.safetensors", given)
-    with pytest.warns(checkpoint.DamagedCheckpoint), pytest.raises(cl.StoreError, match="is not what it was"):
+    with (
+        pytest.warns(checkpoint.DamagedCheckpoint),
+        pytest.raises(cl.StoreError, match="its initial weights have changed"),
+    ):
         Experiment.resume(out)
     shutil.copy(tmp_path / "1" / "model.safetensors", given)
     with pytest.warns((checkpoint.DamagedCheckpoint, checkpoint.LostJournal)):

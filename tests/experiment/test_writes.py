@@ -144,7 +144,7 @@ def test_accepting_other_clients_does_not_accept_other_data(tmp_path: Path) -> N
     path = out / "config.toml"
     path.write_text(path.read_text().replace("clients = 4", "clients = 5"))
     for _ in range(2):
-        with pytest.raises(cl.StoreError, match="its data, or who holds which rows, are not what they were"):
+        with pytest.raises(cl.StoreError, match="its data, or which client holds which rows, have changed"):
             Experiment.resume(out, changes="accept")
     assert len(list(Experiment.resume(out, changes="undo"))) == 2
 
@@ -194,5 +194,5 @@ def test_inputs_that_changed_are_seen(tmp_path: Path) -> None:
     x[0, 0] += 1
     np.savez(data, x=x, y=y)
     population.look(text.parse(config))
-    with pytest.raises(cl.StoreError, match="its data, or who holds which rows, are not what they were"):
+    with pytest.raises(cl.StoreError, match="its data, or which client holds which rows, have changed"):
         Experiment.resume(tmp_path / "run")

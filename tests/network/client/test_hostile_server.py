@@ -171,7 +171,10 @@ ANSWERS: dict[str, tuple[Callable[[], Script], str]] = {
     "two gradients": (lambda: answered("CutGrad", G, G), "a CutGrad of 2 tensors"),
     "gradient without an address": (lambda: answered("CutGrad", G, address=None), "without an address"),
     "gradient to half an address": (lambda: answered("CutGrad", G, address=[3, 1]), "without an address"),
-    "gradient that breaks the half": (lambda: answered("CutGrad", torch.full((4, 8), 3e38)), "is not finite"),
+    "gradient that breaks the half": (
+        lambda: answered("CutGrad", torch.full((4, 8), 3e38)),
+        "keeps after round 3 not finite",
+    ),
     "gradient above the limit": (lambda: answered("CutGrad", torch.ones(99_999)), "a frame of more than"),
     "features, though labels are sent": (lambda: answered("Features", G), "features, where labels are sent"),
     "moments nobody asked for": (lambda: answered("Adopt", torch.ones(56)), "moments that nobody asked for"),
