@@ -92,7 +92,7 @@ def fusion(quick: bool, repeats: int) -> Iterator[Row]:
     for name, aim in (("femnist-cnn", 0.12), ("resnet18", 0.05))[: 1 if quick else 2]:
         case = _smaller(CASES[name]) if quick else CASES[name]
         fused, plain = run(case), run(case, "fedavg")
-        with Stopwatch(Fused, "_step") as watch:
+        with Stopwatch(Fused, "_fuse") as watch:
             seconds = interleaved({"fedavg": plain.__next__, "smofi": fused.__next__}, repeats)
         extra = [1 - a / b for a, b in zip(seconds["fedavg"], seconds["smofi"], strict=True)]
         share = watch.seconds / watch.calls * case.steps / statistics.median(seconds["smofi"])

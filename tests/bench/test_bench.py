@@ -70,3 +70,11 @@ def test_every_section_and_model_can_be_asked_for(
     assert main(["bench", "--repeats", "2"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in bench.SECTIONS) and "minutes" in said
+
+
+@pytest.mark.parametrize("section", [sections.fusion, sections.overhead])
+def test_what_is_timed_inside_a_step_is_called(section: Any) -> None:
+    """Methods that a stopwatch is put on: their share of a round is above nothing, and below all of it."""
+    row = next(iter(section(True, 1)))
+    share = row["update_and_fusion"] if section is sections.fusion else row["overhead"]["median"]
+    assert 0 < share < 1
