@@ -158,3 +158,19 @@ def test_public_names_are_sorted_and_there() -> None:
         "train",
     ):
         assert name in cutlayer.__all__
+
+
+EXTRAS = {"cryptography", "grpc", "msgspec", "prometheus_client", "starlette", "uvicorn", "zstandard"}
+
+
+def test_what_is_not_about_the_network_needs_no_extra() -> None:
+    """Those packages come with `cutlayer[net]`, `[ui]` and `[metrics]`; everything else trains without them."""
+    found = []
+    for parts, path in modules().items():
+        if room_of(parts).split(".")[0] in ("network", "ui", "cli", "bench"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [(".".join(parts), name) for name in names if name.split(".")[0] in EXTRAS]
+    assert found == []

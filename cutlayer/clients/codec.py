@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
-from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -110,7 +109,7 @@ def decode(kind: str, words: Mapping[str, Any], tensors: Sequence[Tensor], parts
             values[name] = parts.part(name, given) if type_ in PARTS else CODECS[type_].decode(given, take)
         except FrameError:
             raise
-        except (msgspec.ValidationError, ContractError, TypeError, ValueError) as error:
+        except (ContractError, TypeError, ValueError) as error:
             raise FrameError(f"a {kind} with {name} = {repr(given)[:200]}: {error}") from error
     if wanted != len(tensors):
         raise FrameError(f"a {kind} of {len(tensors)} tensors, expected {wanted}")
@@ -154,7 +153,17 @@ def _number(words: Any, _: Take) -> float:
 def _schedule(words: Any, _: Take) -> BatchSchedule:
     if not isinstance(words, dict):
         raise ValueError("expected a batch schedule")
-    return msgspec.convert(asdict(BatchSchedule(**words)), BatchSchedule)  # the class checks names, msgspec types
+    for name, kind in get_type_hints(BatchSchedule).items():
+        if name in words and not _is(words[name], kind):
+            raise ValueError(f"{name} = {str(words[name])[:40]!r}: expected {kind}")
+    return BatchSchedule(**words)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is exactly of this type: a class, a literal, or a union of them."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return any(_is(value, one) for one in get_args(kind)) if get_args(kind) else type(value) is kind
 
 
 def _all_or_none(n: int) -> Callable[[Any, Take], tuple[Tensor, ...]]:

@@ -12,7 +12,6 @@ from cutlayer.core.group import ProcessGroup
 from cutlayer.engine.records import Global
 from cutlayer.engine.spill import OwnedState, OwnedStates
 from cutlayer.errors import CutlayerError, kinds
-from cutlayer.nn.flat import Vectors
 
 T = TypeVar("T")
 
@@ -20,13 +19,11 @@ T = TypeVar("T")
 def send(processes: ProcessGroup, state: Global, since: int = -1) -> None:
     """Send the root's state to the other ranks, with only those owned states that are newer than round `since`."""
     new = {owner: owned for owner, owned in state.owned.items() if owned.version > since}
-    named: dict[str, Tensor] = {f"W//{kind}": v for kind, v in state.W._asdict().items()}
-    named |= {f"update//{name}": tensor for name, tensor in state.update.items()}
+    named = state.named()
     for owner, owned in new.items():
-        named |= {f"owned/{owner}//{name}": tensor for name, tensor in owned.open().items()}
+        named |= {f"{owner}//{name}": tensor for name, tensor in owned.open().items()}
     words = {
         "n": state.n,
-        "participations": list(state.participations.items()),
         "owners": list(state.owned),
         "versions": {owner: owned.version for owner, owned in new.items()},
     }
@@ -48,9 +45,8 @@ def receive(processes: ProcessGroup, kept: OwnedStates) -> Global:
     for key, tensor in named.items():
         owner, _, name = key.rpartition("//")
         owners.setdefault(owner, {})[name] = tensor
-    W, update = Vectors(**owners.pop("W")), owners.pop("update", {})
-    new = {Owner(owner): OwnedState(v, owners.get(f"owned/{owner}", {})) for owner, v in words["versions"].items()}
-    return Global(words["n"], W, update, _still(words, {**kept, **new}), dict(words["participations"]))
+    new = {Owner(owner): OwnedState(v, owners.get(owner, {})) for owner, v in words["versions"].items()}
+    return Global.read(words["n"], owners[""], _still(words, {**kept, **new}))
 
 
 def _still(words: Mapping[str, Any], kept: OwnedStates) -> OwnedStates:

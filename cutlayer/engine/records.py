@@ -108,6 +108,22 @@ class Global:
     owned: OwnedStates = field(default_factory=dict)
     participations: Mapping[int, int] = field(default_factory=dict)  # the rounds each client has taken part in
 
+    def named(self) -> dict[str, Tensor]:
+        """Return everything but the round and the owned states as tensors with names, to be stored or sent."""
+        named = dict(zip(Vectors._fields, self.W, strict=True))
+        named |= {f"update.{key}": tensor for key, tensor in self.update.items()}
+        named["participations.client"] = torch.tensor(list(self.participations.keys()), dtype=torch.int64)
+        named["participations.rounds"] = torch.tensor(list(self.participations.values()), dtype=torch.int64)
+        return named
+
+    @classmethod
+    def read(cls, n: int, named: Mapping[str, Tensor], owned: OwnedStates) -> Global:
+        """Return the state after round n from what `named` returned, and the owned states."""
+        W = Vectors(*(named[name] for name in Vectors._fields))
+        update = {name.removeprefix("update."): found for name, found in named.items() if name.startswith("update.")}
+        clients, rounds = (named[f"participations.{name}"].tolist() for name in ("client", "rounds"))
+        return cls(n, W, update, owned, dict(zip(clients, rounds, strict=True)))
+
     def front(self, client: int) -> Vectors | None:
         """Return the front that a client keeps, or None."""
         front = self.client(client).front

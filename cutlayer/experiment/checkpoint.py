@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cutlayer.clients.state import Owner
@@ -68,7 +67,7 @@ def _save(run: Path, state: Global, about: About) -> None:
             shutil.rmtree(old)
     aside.mkdir()
     owned = _save_owned(folder, state.owned)
-    weights = pack(_named(state))
+    weights = pack(state.named())
     write_aside(aside / WEIGHTS, weights)
     manifest = {
         "format": FORMAT,
@@ -144,7 +143,7 @@ def began_with(run: Path, state: Global) -> bool:
             known = seal_of(content)
         except (OSError, StoreError):
             return True
-    return bool(known == seal_of(pack(_named(state))))
+    return bool(known == seal_of(pack(state.named())))
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
@@ -172,16 +171,15 @@ def _sealed_manifest(path: Path) -> dict[str, Any]:
 def _load(path: Path, like: Global) -> Global:
     manifest = _sealed_manifest(path)
     tensors = _unpacked(path / WEIGHTS, manifest["weights"])
-    W = Vectors(*(tensors.pop(name).to(like.W.w.device) for name in Vectors._fields))
-    for name, ours, theirs in zip(Vectors._fields, like.W, W, strict=True):
+    for name, ours in zip(Vectors._fields, like.W, strict=True):
+        theirs = tensors[name]
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             raise StoreError(
                 f"{name} has {tuple(theirs.shape)} {theirs.dtype}, the model {tuple(ours.shape)} {ours.dtype}"
             )
-    clients, rounds = (tensors.pop(f"participations.{name}").tolist() for name in ("client", "rounds"))
-    update = {name.removeprefix("update."): tensor.to(like.W.w.device) for name, tensor in tensors.items()}
-    kept = {Owner(owner): _found(path.parent, entry) for owner, entry in manifest["owned"].items()}
-    return Global(manifest["round"], W, update, kept, dict(zip(clients, rounds, strict=True)))
+    owned = {Owner(owner): _found(path.parent, entry) for owner, entry in manifest["owned"].items()}
+    here = {name: x if name.startswith("participations.") else x.to(like.W.w.device) for name, x in tensors.items()}
+    return Global.read(manifest["round"], here, owned)
 
 
 def _save_owned(folder: Path, kept: OwnedStates) -> dict[str, dict[str, Any]]:
@@ -240,11 +238,3 @@ def _unpacked(path: Path, expected: str) -> dict[str, Tensor]:
     if seal_of(content) != expected:
         raise StoreError(f"{path.name}: not what belongs to this checkpoint")
     return tensors
-
-
-def _named(state: Global) -> dict[str, Tensor]:
-    named = dict(zip(Vectors._fields, state.W, strict=True))
-    named |= {f"update.{key}": tensor for key, tensor in state.update.items()}
-    named["participations.client"] = torch.tensor(list(state.participations.keys()), dtype=torch.int64)
-    named["participations.rounds"] = torch.tensor(list(state.participations.values()), dtype=torch.int64)
-    return named

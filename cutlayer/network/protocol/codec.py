@@ -41,6 +41,12 @@ class NamedParts(codec.Parts):
         return part is not None
 
     def part(self, field: str, words: Any) -> Any:
+        try:
+            return self._part(field, words)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+
+    def _part(self, field: str, words: Any) -> Any:
         match field:
             case "optimizer":
                 return _built(msgspec.convert(words, Spec), OPTIMIZERS, field)
