@@ -89,7 +89,7 @@ def decode(kind: str, words: Mapping[str, Any], tensors: Sequence[Tensor], parts
     """Decode a message, or raise a FrameError. Shapes and values of the tensors are not checked here."""
     if kind not in KINDS:
         raise FrameError(f"a {kind[:20]!r}, which nobody sends")
-    address_of(kind, words)
+    values: dict[str, Any] = {"address": address_of(kind, words)}
     named = dict(_fields(kind, within))
     said = {name for name, type_ in named.items() if type_ is not Tensor}
     for odd, what in ((said - words.keys(), "without"), (words.keys() - said, "with an unknown")):
@@ -102,8 +102,9 @@ def decode(kind: str, words: Mapping[str, Any], tensors: Sequence[Tensor], parts
         wanted += n
         return tuple(tensors[wanted - n : wanted]) if wanted <= len(tensors) else (NONE,) * min(n, 3)
 
-    values = {}
     for name, type_ in named.items():
+        if name in values:
+            continue
         given = words.get(name)
         try:
             values[name] = parts.part(name, given) if type_ in PARTS else CODECS[type_].decode(given, take)
@@ -196,7 +197,7 @@ CODECS: dict[Any, Codec] = {
     int: Codec(lambda n: (n, ()), _count),
     bool: Codec(lambda b: (b, ()), _flag),
     float: Codec(lambda x: (x, ()), _number),
-    Address: Codec(lambda at: (list(astuple(at)), ()), lambda words, _: address_of("message", {"address": words})),
+    Address: Codec(lambda at: (list(astuple(at)), ()), lambda at, _: Address(*at)),
     BatchSchedule: Codec(lambda schedule: (asdict(schedule), ()), _schedule),
     Tensor: Codec(lambda x: (None, (x,)), lambda _, take: take(1)[0]),
     Tensor | None: Codec(

@@ -191,27 +191,23 @@ class Square:
 
 
 @dataclass(frozen=True)
-class Momentum:
+class _OfMoments:
+    """A message that holds an optimizer's moments."""
+
+    address: Address
+    m: tuple[Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(m.nbytes for m in self.m)
+
+
+class Momentum(_OfMoments):
     """A client's moments after one step, to be fused."""
 
-    address: Address
-    m: tuple[Tensor, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(m.nbytes for m in self.m)
-
-
-@dataclass(frozen=True)
-class Adopt:
-    """The fused moments that a client continues with."""
-
-    address: Address
-    m: tuple[Tensor, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(m.nbytes for m in self.m)
+class Adopt(_OfMoments):
+    """The fused moments with which a client continues."""
 
 
 @dataclass(frozen=True)
