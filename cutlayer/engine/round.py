@@ -4,7 +4,7 @@ J_n   the clients selected in round n          T_j   the steps of client j; 0: s
 W     the global weights, [W_c, W_s]
 
 Several ranks play a round together. Where every client has a server half of its own, every rank trains its share of the
-clients, and sums go through the process group. Where there is one server half, the root plays (`engine/led.py`).
+clients, and sums go through the process group. Where there is one server half, the root plays (`engine/players.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cutlayer.core.lazy import Lazy
-from cutlayer.engine.led import player
+from cutlayer.engine.players import player
 from cutlayer.engine.progress import Display
 from cutlayer.engine.records import Global, Round, counted
 from cutlayer.engine.setup import Setup
