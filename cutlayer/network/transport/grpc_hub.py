@@ -155,7 +155,7 @@ class GrpcHub(Hub):
             for piece in written("Refused", words):
                 await context.write(piece)
             return
-        except Later as error:  # only for now: the client tries again by itself
+        except Later as error:  # put off: the client tries again by itself
             self._refused(context, str(error), error.kind)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         self._begun(session)

@@ -104,7 +104,7 @@ class Connection(ABC):
 
 
 class Later(Exception):
-    """A client is refused for now; it tries again by itself."""
+    """A client is put off: it is not admitted, and tries again by itself."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -138,7 +138,7 @@ class Hub(ABC):
         """Whether it still listens."""
 
     def look(self) -> int:
-        """Log and return how many connections more ended before a greeting, where the transport can know it."""
+        """Log and return how many more connections ended before a greeting, where the transport can know it."""
         return 0
 
     def next(self, timeout: float) -> Event | None:
@@ -152,7 +152,7 @@ class Hub(ABC):
         return event
 
     def _admitted(self, name: str, greeting: Frame) -> dict[str, Any]:
-        """Return the answer to a greeting; raise a ContractError to refuse the client, `Later` to refuse it for now."""
+        """Return the answer to a greeting; raise a ContractError to refuse the client, `Later` to put it off."""
         check_name(name)
         self._visited(name)
         try:
@@ -164,7 +164,7 @@ class Hub(ABC):
         return self.admit(name, greeting.words)
 
     def _visited(self, name: str) -> None:
-        """Refuse for now a client that opens too many streams."""
+        """Put off a client that opens too many streams."""
         visits = self._visits.setdefault(name, collections.deque(maxlen=VISITS))
         self._visits.move_to_end(name)
         if len(self._visits) > NAMES:

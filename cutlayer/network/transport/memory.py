@@ -75,7 +75,8 @@ class MemoryHub(Hub):
     def incoming(self, session: MemoryConnection, piece: bytes) -> None:
         """Receive a piece from a client; end its stream at the first error."""
         try:
-            frame = session.heard(piece)
+            with session.lock:
+                frame = session.heard(piece)
         except FrameError as error:
             self.counts["refused: frame"] += 1
             self.left(session, f"it sent {error}")
