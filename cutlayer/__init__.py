@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from cutlayer._version import __version__
 
 if TYPE_CHECKING:
+    from cutlayer.api.network import join, serve
+    from cutlayer.api.opened import RunFolder
+    from cutlayer.api.opened import open_run as open
+    from cutlayer.api.train import rounds, train
     from cutlayer.data.tasks import load_task as dataset
     from cutlayer.engine.records import Round
     from cutlayer.engine.run import Result, Run
-    from cutlayer.engine.train import rounds, train
     from cutlayer.errors import (
         AuthError,
         ClientError,
@@ -25,8 +28,8 @@ if TYPE_CHECKING:
         StoreError,
         TransportError,
     )
-    from cutlayer.experiment.experiment import load
-    from cutlayer.network.api import join, serve
+    from cutlayer.experiment.model_files import load
+    from cutlayer.experiment.program import named
     from cutlayer.network.protocol.settings import Limits, Net
     from cutlayer.nn.cut import halves, joined
     from cutlayer.nn.leakage import leakage
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from cutlayer.optim.local import FedNAR, FedProx
     from cutlayer.optim.sgd import NAG, SGD
     from cutlayer.optim.update import FedAvg, FedAvgM, FedNAG, SlowMo
+    from cutlayer.registry import register
     from cutlayer.schemes import PSL, SFLV1, SFLV2, SGLR, SSL, CyclePSL, CycleSFL, CycleSGLR, CycleSSL, MergeSFL, SMoFi
     from cutlayer.simulation.clock import Clock
     from cutlayer.simulation.cuts import cuts
@@ -45,10 +49,12 @@ _HOMES = {
     "data.tasks": "dataset",
     "engine.records": "Round",
     "engine.run": "Result Run",
-    "engine.train": "rounds train",
+    "api.train": "rounds train",
     "errors": "AuthError ClientError ContractError CutlayerError Diverged RoundAbandoned StoreError TransportError",
-    "experiment.experiment": "load",
-    "network.api": "join serve",
+    "experiment.model_files": "load",
+    "experiment.program": "named",
+    "api.network": "join serve",
+    "api.opened": "RunFolder open",
     "network.protocol.settings": "Limits Net",
     "nn.cut": "halves joined",
     "nn.leakage": "leakage",
@@ -58,13 +64,14 @@ _HOMES = {
     "optim.lion": "Lion",
     "optim.sgd": "NAG SGD",
     "optim.update": "FedAvg FedAvgM FedNAG SlowMo",
+    "registry": "register",
     "schemes": "CyclePSL CycleSFL CycleSGLR CycleSSL MergeSFL PSL SFLV1 SFLV2 SGLR SMoFi SSL",
     "simulation.clock": "Clock",
     "simulation.cuts": "cuts",
     "simulation.devices": "Device",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-_CALLED = {"dataset": "load_task"}  # public names that differ from those in the module
+_CALLED = {"dataset": "load_task", "open": "open_run"}  # public names that differ from those in the module
 
 __all__ = [
     "NAG",
@@ -101,6 +108,7 @@ __all__ = [
     "Round",
     "RoundAbandoned",
     "Run",
+    "RunFolder",
     "SMoFi",
     "SlowMo",
     "StoreError",
@@ -113,6 +121,9 @@ __all__ = [
     "joined",
     "leakage",
     "load",
+    "named",
+    "open",
+    "register",
     "rounds",
     "serve",
     "train",

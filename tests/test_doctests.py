@@ -26,4 +26,4 @@ def test_examples(name: str) -> None:
 
 
 def test_there_are_some() -> None:
-    assert {"cutlayer.engine.train", "cutlayer.optim.fusion", "cutlayer.errors"} <= set(NAMED)
+    assert {"cutlayer.api.train", "cutlayer.optim.fusion", "cutlayer.errors"} <= set(NAMED)

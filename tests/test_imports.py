@@ -24,13 +24,14 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "network.protocol": "core registry nn data optim clients network.transport",
     "network.client": "core nn data optim clients network.transport network.protocol",
     "network.server": "core nn data clients schemes engine network.transport network.protocol",
-    "network": "core nn data clients engine network.transport network.protocol network.client network.server",
+    "network": "",
     "experiment": "core registry nn data simulation clients processes engine network.transport network.protocol "
     "network.server",
     "report": "core nn data simulation engine experiment",
+    "api": "core nn data simulation optim clients schemes processes engine network.transport network.protocol "
+    "network.client network.server experiment report",
     "ui": "core experiment network.transport network.server",
-    "bench": "core registry nn optim schemes engine processes network network.transport network.protocol "
-    "network.server",
+    "bench": "core registry nn optim schemes engine processes api network.transport network.protocol network.server",
     "cli": "core registry models nn data simulation schemes processes engine network.transport "
     "network.protocol network.client network.server experiment report ui bench",
 }

@@ -10,7 +10,7 @@ import cutlayer
 
 ROOT = Path(cutlayer.__file__).parent
 FILE, PARAMETERS, LINES = 400, 7, 60
-PUBLIC = {"engine/train.py": {"rounds"}, "network/api.py": {"serve", "join"}, "models/transformer.py": {"transformer"}}
+PUBLIC = {"api/train.py": {"rounds"}, "api/network.py": {"serve", "join"}, "models/transformer.py": {"transformer"}}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

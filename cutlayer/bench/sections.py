@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from cutlayer.api.train import rounds
 from cutlayer.bench.cases import AIMS, CASES, Case
 from cutlayer.bench.rivals import DECAY, MOMENTUM, RATE, Centralised, Naive
 from cutlayer.bench.timing import interleaved, ratio, spread
 from cutlayer.engine.backend import cores
 from cutlayer.engine.exchange import Exchange
 from cutlayer.engine.run import Run
-from cutlayer.engine.train import rounds
 from cutlayer.optim.sgd import SGD
 from cutlayer.registry import SCHEMES
 from cutlayer.schemes.smofi import Fused

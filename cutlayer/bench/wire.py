@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import torch
 
+from cutlayer.api.train import rounds
 from cutlayer.bench.cases import CASES
 from cutlayer.bench.sections import OURS, Row, run
 from cutlayer.bench.timing import spread
-from cutlayer.engine.train import rounds
 from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server.service import Service
 from cutlayer.network.transport import identity

@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 import torch
 
+from cutlayer.api.network import join
 from cutlayer.bench.cases import CASES
-from cutlayer.network.api import join
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.dial import GrpcLine
 from cutlayer.network.transport.grpc_hub import METHOD, OPTIONS

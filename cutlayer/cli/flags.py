@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cutlayer.cli.parser import PLACE, Parser, section
 from cutlayer.core.files import from_root
 from cutlayer.errors import ContractError
+from cutlayer.experiment import config as text
 from cutlayer.experiment.config import TABLES, Config
-from cutlayer.registry import PROFILES, TASKS, Takes
+from cutlayer.experiment.description import HEADER
+from cutlayer.registry import PROFILES, TASKS, Takes, own
 from cutlayer.registry.part import kind_of
 
 PATHS = ("data_dir", "init", "data", "data_test")
@@ -61,7 +64,9 @@ def add_config(
     """
     for key, (title, fields) in SECTIONS.items():
         chosen = [name for name in fields if name in only]
-        group = section(parser, key, title, shown=key in short) if chosen else None
+        group = section(parser, key, title, shown=key in short) if chosen or key == "machine" else None
+        if group is not None and key == "machine":
+            add_import(group)
         for name in chosen:
             assert group is not None
             _field(group, name, name in hidden)
@@ -69,7 +74,8 @@ def add_config(
         title = f"parameters of --{table.replace('_', '-')}"
         group = section(parser, table, title, shown=False)
         if isinstance(parser, Parser):
-            parser.takes[f"--{table.replace('_', '-')}"] = {name: list(p.takes) for name, p in TABLES[table].items()}
+            shipped = TABLES[table].shipped
+            parser.takes[f"--{table.replace('_', '-')}"] = {name: list(p.takes) for name, p in shipped.items()}
         for name, owners in _parameters(table).items():
             _parameter(group, table, name, owners, f"{table}{PLACE}" in hidden)
 
@@ -112,7 +118,7 @@ def _range(limits: Sequence[Any]) -> str:
 def _parameters(table: str) -> dict[str, list[tuple[str, Takes]]]:
     """Each parameter, and the parts that take it."""
     found: dict[str, list[tuple[str, Takes]]] = {}
-    for name, part in TABLES[table].items():
+    for name, part in TABLES[table].shipped.items():  # others say themselves what they take, once they are imported
         for parameter, takes in part.takes.items():
             found.setdefault(parameter, []).append((name, takes))
     return found
@@ -165,7 +171,31 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
             values.setdefault(field, {})["name"] = given
         else:
             values[field] = given if field in (*TEXT, *PATHS) else value(given)
+    for named in text.paths(values):
+        own.allow(named)
     return resolved(values)
+
+
+def add_import(parser: argparse._ActionsContainer) -> None:
+    """Add --import."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module of your own first: for what it registers, or as one that may be named as MODULE:NAME",
+    )
+
+
+def written(path: Path) -> dict[str, Any]:
+    """The values of a TOML file. If the user wrote it, its import paths count as named; if a run wrote it, they do not,
+    because it may have come from somebody else."""
+    values = text.read(path)
+    if not path.read_bytes().startswith(HEADER.encode()):
+        for named in text.paths(values):
+            own.allow(named)
+    return values
 
 
 def resolved(values: Mapping[str, Any]) -> dict[str, Any]:

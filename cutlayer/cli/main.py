@@ -19,6 +19,7 @@ from cutlayer.cli.parser import Parser
 from cutlayer.cli.signals import Terminated, terminating
 from cutlayer.core import heap, logs
 from cutlayer.errors import CutlayerError, Diverged, RoundAbandoned, one_line
+from cutlayer.registry import own
 
 ABOUT = """\
 Split federated learning: a model is cut in two, clients train the front on data that never leaves them,
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args = parser().parse_args(arguments)
             command = args.command
             _set_up_log(args)
+            for module in vars(args).get("imports", ()):
+                own.load(module)
             status = int(args.run(args))
             sys.stdout.flush()
             return status

@@ -95,7 +95,22 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = list(sys.argv[1:] if args is None else args)
+        for parser in self._chosen():
+            parser.accept_own(self._words)
         return super().parse_args(args, namespace)
+
+    def accept_own(self, words: list[str]) -> None:
+        """Accept parameters of a part that is not in our tables (--model my_nets:build --model.width 64): the part says
+        later which it has."""
+        known = {flag for action in self._actions for flag in action.option_strings}
+        for flag in dict.fromkeys(word.partition("=")[0] for word in words):
+            part, dot, name = flag.partition(PLACE)
+            if not dot or flag in known or not name.replace("-", "_").isidentifier():
+                continue
+            chosen = [value for value, word in zip(words[1:], words, strict=False) if word == part]
+            if part in self.takes and any(value not in self.takes[part] for value in chosen):
+                dest = f"{part[2:]}{PLACE}{name}".replace("-", "_")
+                self.add_argument(flag, dest=dest, nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--?[^\s=]+)", message)

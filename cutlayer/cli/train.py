@@ -18,9 +18,9 @@ examples:
   cutlayer run --task digits --scheme smofi --scheme.alpha -0.1 --update fedavgm --update.beta 0.3 \\
                --rounds 20 --seed 0 --cut 1 --participation 0.2 --out runs/x
   cutlayer run --config runs/x/config.toml --seed 1 --out runs/x1      the same with another seed
-  cutlayer run --optimizer adam --optimizer.lr 1e-3 --out runs/adam    Adam on both sides
   cutlayer run --preset smofi-cifar10 --method FedAvgM --rounds 50 --data-dir DATA --out runs/c10
   cutlayer run --data ./photos --image-size 32 --clients 10 --out runs/own      your own: a folder of images by class
+  cutlayer run --model my_nets:build --model.width 64 --out runs/net   a model of your own, by import path
   cutlayer run --task cifar10 --data-dir DATA --dry-run                what it would do, need and take
 """
 COMPARE = """\
@@ -44,6 +44,9 @@ bit for bit, as if it had never been interrupted.
 
 A file that was damaged is named and mended from its copy, or the run goes on from the checkpoint before. A config.toml
 that was edited is not used before you say so: --accept-changes or --undo-changes.
+
+A run with code of your own (--model my_nets:build) needs its module named again: --import my_nets. A folder alone never
+makes cutlayer import anything.
 """
 REPORT = """\
 Print the table of a run or comparison, and write curves.png, table.json and report.html beside it. It reads what the
@@ -84,6 +87,7 @@ def add(commands: Any) -> None:
         command.add_argument("folder", metavar="RUN", help="the folder given as --out")
         quiet(command)
         command.set_defaults(run=later(name))
+    flags.add_import(resume)
     add_json(report, "the table")
     add_log(resume)
     _jobs(resume)

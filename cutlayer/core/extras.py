@@ -10,6 +10,7 @@ EXTRAS = {
     "net": ("grpc", "msgspec", "cryptography", "zstandard"),
     "ui": ("starlette", "uvicorn"),
     "metrics": ("prometheus_client",),
+    "pandas": ("pandas",),
 }
 
 

@@ -20,6 +20,27 @@ from cutlayer.errors import ContractError, expect
 from cutlayer.nn.nested import Inputs, each, tensors
 
 CHUNK = 4096  # rows hashed at a time
+SOME = 8  # rows of a dataset that are looked at to know it again
+
+
+class Digest(Protocol):
+    """A hash under way."""
+
+    def update(self, data: Any, /) -> None: ...
+
+
+def digest_of(sources: Sequence[Source]) -> str:
+    """Return a digest of the rows of several sources, in order."""
+    found = hashlib.blake2b(digest_size=8)
+    for one in sources:
+        one.add_to(found)
+    return found.hexdigest()
+
+
+def _add(digest: Digest, tensor: Tensor) -> None:
+    digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+    for start in range(0, len(tensor), CHUNK):
+        digest.update(tensor[start : start + CHUNK].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 class Source(Protocol):
@@ -33,6 +54,9 @@ class Source(Protocol):
 
     def expect_classes(self, classes: int) -> None:
         """Refuse labels outside 0..classes-1, now or when they are taken."""
+
+    def add_to(self, digest: Digest) -> None:
+        """Add the rows to a digest, so that other rows can be told from these."""
 
 
 class Tensors:
@@ -56,6 +80,10 @@ class Tensors:
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         index = torch.from_numpy(rows)
         return each(self.x, lambda t: onto(device, t[index])), onto(device, self.y[index])
+
+    def add_to(self, digest: Digest) -> None:
+        for part in (*tensors(self.x), self.y):
+            _add(digest, part)
 
 
 class Items:
@@ -90,6 +118,19 @@ class Items:
             check_labels(y, self.classes, self.name)
         return each(x, lambda t: onto(device, t.to(self.dtype) if t.is_floating_point() else t)), onto(device, y)
 
+    def add_to(self, digest: Digest) -> None:
+        """Add the length and what the dataset says of itself (`fingerprint`, as in the `datasets` library); or, if it
+        says nothing, a few rows, unless it changes rows at random in a way that we cannot repeat."""
+        said = getattr(self.dataset, "_fingerprint", None) or getattr(self.dataset, "fingerprint", None)
+        digest.update(f"{len(self)} {said if isinstance(said, str) else ''}".encode())
+        if isinstance(said, str) or not len(self):
+            return
+        rows = np.unique(np.linspace(0, len(self) - 1, SOME).astype(np.int64))
+        (x, y), (x2, y2) = (self.take(rows, torch.device("cpu")) for _ in range(2))
+        first, again = (*tensors(x), y), (*tensors(x2), y2)
+        for part in first if all(map(torch.equal, first, again)) else ():
+            _add(digest, part)
+
 
 class View:
     """Some rows of a stored data set; `transform` turns them into inputs, and may change them at random in training."""
@@ -114,6 +155,11 @@ class View:
         where = self.index[rows]
         x, y = (onto(device, torch.from_numpy(np.asarray(column[where]))) for column in (self.rows.x, self.rows.y))
         return self.transform(x, self.dtype, draw), y
+
+    def add_to(self, digest: Digest) -> None:
+        for array in (self.rows.x, self.rows.y):
+            for start in range(0, len(self.index), CHUNK):
+                digest.update(np.ascontiguousarray(array[self.index[start : start + CHUNK]]).data)
 
 
 class Population(Lazy[View]):

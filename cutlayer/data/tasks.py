@@ -14,14 +14,15 @@ import numpy as np
 
 from cutlayer.core.files import as_path, reached
 from cutlayer.core.randomness import EVERYBODY, rng
-from cutlayer.data import cache, hub
+from cutlayer.data import cache, given, hub
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.read import cifar, idx, leaf, parquet_forms, speech, tiny
 from cutlayer.data.rows import Bundle, Form, StoredRows
 from cutlayer.data.transform import Codes, Pixels, Transform, Values
 from cutlayer.errors import ContractError, CutlayerError, StoreError, expect, unknown
-from cutlayer.registry.data import FOLDER_VARIABLE, OWN
+from cutlayer.registry import OWN, TASKS
+from cutlayer.registry.data import FOLDER_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,11 @@ def load_task(
     `folder`: where data sets are stored (default: the environment variable CUTLAYER_DATA).
     `train_rows`: take only this many of the training rows, drawn at random.
     """
+    if name not in TASKS:
+        raise unknown("task", name, TASKS)
     if name not in SOURCES:
-        raise unknown("task", name, SOURCES)
+        data = given.load(name, TASKS[name].maker)
+        return data if train_rows is None else _some(data, train_rows, seed)
     task = SOURCES[name]
     expect((own is not None) == (name == OWN), "task", name, f"{OWN!r} where own data are given, and nowhere else")
     if own is not None:

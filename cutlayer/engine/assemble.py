@@ -33,6 +33,7 @@ from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Layout, blocks_of, cut_range, refuse_shared
 from cutlayer.nn.flat import Style, half
 from cutlayer.nn.macs import Shape
+from cutlayer.nn.nested import tensors
 from cutlayer.optim.local import joint
 from cutlayer.optim.update import buffers_of
 from cutlayer.processes.cohort import OwnParts, RankCohort
@@ -212,6 +213,8 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         evaluate_every=o.evaluate_every,
         rounds=o.rounds,
         shape=a.shape,
+        row=tuple(tensors(s.x)[0].shape[1:]),
+        classes=classes,
         devices=inputs.devices(o.profile, len(sizes) if away is None else MANY, o.seed, sum(a.shape.macs)),
         clock=o.clock,
         histogram=inputs.Histograms(a.data.trains, classes),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from cutlayer.engine.metrics import Metric
 from cutlayer.engine.validate import PROTOCOLS, Parts, brought
@@ -15,51 +16,52 @@ from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import Cut
 from cutlayer.optim.local import Local, combined
 from cutlayer.optim.optimizer import Optimizer
+from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import FedAvg, Update
 from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES, build
 from cutlayer.schemes.base import Scheme
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
 
-OPTIMIZER = ("lr", "decay", "moments", "remembers", "regularise", "update")
+OPTIMIZER, CLOCK = SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0), Clock()
 
 
 @dataclass(frozen=True)
 class Options:
     """Everything that `train` takes besides model, clients and test data; its docstring explains each."""
 
-    cut: Cut
-    scheme: str | Scheme
-    local: str | Local | Sequence[str | Local] | None
-    update: str | Update | None
-    optimizer: str | Optimizer
-    server_optimizer: str | Optimizer | None
-    rounds: int
-    participation: float | int
-    batch_size: int
-    local_epochs: int
-    local_steps: int | None
-    protocol: str
-    last_batch: Literal["drop", "keep"]
-    small_client: Literal["skip", "one_batch"] | None
-    labels: str
-    noise: float
-    loss: Callable[[Tensor, Tensor], Tensor]
-    metric: Metric | None
-    profile: str | Sequence[Device | tuple[float, float]] | None
-    clock: Clock
-    evaluate_every: int
-    kept_memory: float | None
-    seed: int
-    shuffle: bool
-    backend: str
-    threads: int | None
-    ranks: Literal["ordered", "fast"] | None
-    memory_limit: float | None
-    autocast: Literal["bfloat16"] | None
-    device: str | torch.device
-    target: float | None
-    progress: bool
+    cut: Cut = 0
+    scheme: str | Scheme = "smofi"
+    local: str | Local | Sequence[str | Local] | None = None
+    update: str | Update | None = None
+    optimizer: str | Optimizer = OPTIMIZER
+    server_optimizer: str | Optimizer | None = None
+    rounds: int = 10
+    participation: float | int = 1.0
+    batch_size: int = 32
+    local_epochs: int = 5
+    local_steps: int | None = None
+    protocol: str = "smofi"
+    last_batch: Literal["drop", "keep"] = "drop"
+    small_client: Literal["skip", "one_batch"] | None = None
+    labels: str = "send"
+    noise: float = 0.0
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    metric: Metric | None = None
+    profile: str | Sequence[Device | tuple[float, float]] | None = None
+    clock: Clock = CLOCK
+    evaluate_every: int = 1
+    kept_memory: float | None = 2048
+    seed: int = 0
+    shuffle: bool = True
+    backend: str = "auto"
+    threads: int | None = None
+    ranks: Literal["ordered", "fast"] | None = None
+    memory_limit: float | None = None
+    autocast: Literal["bfloat16"] | None = None
+    device: str | torch.device = "cpu"
+    target: float | None = None
+    progress: bool = False
 
     @property
     def persists(self) -> bool:
@@ -89,10 +91,10 @@ class Options:
         """Build and check the parts, given by name or as objects; an update may bring optimizers of its own."""
         for field, given in (("scheme", self.scheme), ("optimizer", self.optimizer)):
             expect(given is not None, field, None, "a name or an object")
-        scheme: Scheme = build("scheme", SCHEMES, self.scheme, ("traits", "open"))
+        scheme: Scheme = build(SCHEMES, self.scheme)
         rules = self.local if isinstance(self.local, tuple | list) else () if self.local is None else (self.local,)
-        local = combined([build("local", LOCALS, rule, ("pull", "max_norm", "norm")) for rule in rules])
-        update: Update = FedAvg() if self.update is None else build("update", UPDATES, self.update, ("__call__",))
-        optimizer: Optimizer = build("optimizer", OPTIMIZERS, self.optimizer, OPTIMIZER)
-        server: Optimizer = build("server_optimizer", OPTIMIZERS, self.server_optimizer, OPTIMIZER) or optimizer
+        local = combined([build(LOCALS, rule) for rule in rules])
+        update: Update = FedAvg() if self.update is None else build(UPDATES, self.update)
+        optimizer: Optimizer = build(OPTIMIZERS, self.optimizer)
+        server: Optimizer = build(OPTIMIZERS, self.server_optimizer, "server_optimizer") or optimizer
         return Parts(scheme, local, update, brought(update, optimizer), brought(update, server))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -15,12 +16,28 @@ from cutlayer.engine.records import Global, Round, counted
 from cutlayer.engine.setup import Setup
 from cutlayer.errors import RoundAbandoned
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import blocks_of, device_of
+from cutlayer.nn.cut import Layout, blocks_of, device_of
 from cutlayer.nn.flat import Half, Vectors
 
 
+class Sink(Protocol):
+    """Takes the rounds of a run as they are played, before the run passes them on."""
+
+    def write(self, run: Run, record: Round) -> None:
+        """Take a round that was played."""
+
+    def failed(self, run: Run, error: BaseException) -> None:
+        """Note that a round could not be played."""
+
+    def close(self) -> None:
+        """Let go of everything; nothing is written for a while."""
+
+
 class Run(Iterator[Round]):
-    """A training under way: iterating it plays the rounds; `state` and `model` are those after the last one played."""
+    """A training under way: iterating it plays the rounds; `state` and `model` are those after the last one played.
+
+    `history`: the rounds played so far. `sink`: takes each of them before it is passed on.
+    """
 
     def __init__(
         self, model: nn.Module, setup: Setup, state: Global, target: float | None, progress: bool = False
@@ -30,6 +47,8 @@ class Run(Iterator[Round]):
         self._display: Display | None = None
         self._player = player(setup)
         self.setup, self.state = setup, state
+        self.history: list[Round] = []
+        self.sink: Sink | None = None
 
     def __repr__(self) -> str:
         s, (lo, hi) = self.setup, self.setup.cuts
@@ -51,19 +70,28 @@ class Run(Iterator[Round]):
             self._display = Display(str(label), self.setup.rounds, self.state.n)
         try:
             self.state, record = self._played()
-        except BaseException:
-            self._close()
+            self._reached = self._at_target(record)
+            self.history.append(record)
+            if self.sink is not None:
+                self.sink.write(self, record)
+        except BaseException as error:
+            if self.sink is not None:
+                self.sink.failed(self, error)
+            self.close()
             raise
-        self._reached = self._at_target(record)
         if self._display is not None:
             self._display.show(record)
         if self._reached or record.n >= self.setup.rounds:
-            self._close()
+            self.close()
         return record
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the display, and let go of the folder, if there are any; iterating goes on with both."""
         if self._display is not None:
             self._display.close()
+            self._display = None
+        if self.sink is not None:
+            self.sink.close()
 
     def _played(self) -> tuple[Global, Round]:
         """Play the next round. A cohort of remote clients allows another attempt after one that too few finished."""
@@ -83,6 +111,7 @@ class Run(Iterator[Round]):
     def resume(self, state: Global, history: Sequence[Round]) -> None:
         """Continue after `state`, the end of `history`, as if the run had never been interrupted."""
         self.state, self._reached = state, any(self._at_target(record) for record in history)
+        self.history = list(history)
 
     def _at_target(self, record: Round) -> bool:
         return self._target is not None and record.accuracy is not None and record.accuracy >= self._target
@@ -108,10 +137,20 @@ class Run(Iterator[Round]):
         return self._joined(W)
 
     def _joined(self, W: Vectors) -> nn.Module:
-        joined = twin(self._model)
-        blocks = blocks_of(joined)
-        Half([blocks[index] for index in self.setup.layout.whole], device_of(blocks)).write(W)
-        return joined
+        return with_weights(self._model, self.setup.layout, W)
+
+
+def with_weights(model: nn.Module, layout: Layout, W: Vectors) -> nn.Module:
+    """Return a copy of a model with these weights."""
+    joined = twin(model)
+    whole_of(joined, layout).write(W)
+    return joined
+
+
+def whole_of(model: nn.Module, layout: Layout) -> Half:
+    """Return all blocks of a model as one half, which shares its weights."""
+    blocks = blocks_of(model)
+    return Half([blocks[index] for index in layout.whole], device_of(blocks))
 
 
 class Personal(Lazy[nn.Module]):

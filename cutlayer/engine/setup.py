@@ -50,6 +50,8 @@ class Setup:
     evaluate_every: int
     rounds: int
     shape: Shape
+    row: tuple[int, ...]  # the shape of a row; of several inputs, that of the first
+    classes: int | None
     devices: Sequence[Device]
     clock: Clock
     histogram: Histogram

@@ -19,7 +19,7 @@ from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import Pixels, decode, encode
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.config import complete, explain
-from cutlayer.experiment.experiment import build_model
+from cutlayer.experiment.model_files import build_model
 from cutlayer.network.protocol.handshake import Welcome
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import DTYPES

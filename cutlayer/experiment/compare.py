@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from cutlayer.experiment import config as text
 from cutlayer.experiment.comparison import Comparison, folder, slug
 from cutlayer.experiment.description import HEADER, Changes, restore, settle
 from cutlayer.experiment.experiment import Experiment, assemble
+from cutlayer.registry import own
 
 FILE = "compare.toml"
 SEAL = "# sha256 "  # starts the last line of the copy: the checksum of all lines before
@@ -107,7 +108,7 @@ def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Itera
     context = _processes()
     stop = context.Event()
     workers = max(1, min(jobs, len(todo) or 1))
-    with lock, ProcessPoolExecutor(workers, context, _prepare, (stop,)) as pool:
+    with lock, ProcessPoolExecutor(workers, context, _prepare, (stop, own.allowed())) as pool:
         futures = [pool.submit(_work, *job) for job in todo]
         try:
             pending = set(futures)
@@ -172,8 +173,11 @@ def _processes() -> BaseContext:
     return context
 
 
-def _prepare(stop: Event) -> None:
-    """Prepare a worker: it computes with one thread, and ends at once when `stop` is set or its parent has ended."""
+def _prepare(stop: Event, modules: Sequence[str]) -> None:
+    """Prepare a worker: it computes with one thread, and ends at once when `stop` is set or its parent has ended.
+    `modules`: those that the user named."""
+    for name in modules:
+        own.load(name)
     parent = multiprocessing.parent_process()
     torch.set_num_threads(1)
     heap.keep()

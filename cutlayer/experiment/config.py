@@ -31,11 +31,14 @@ from cutlayer.registry import (
     TASKS,
     UPDATES,
     Part,
+    Table,
+    own,
 )
+from cutlayer.registry.part import check
 
 Spec = dict[str, Any]
 DEEPEST = 20  # levels of nested tables and lists; all our configs have far fewer
-TABLES: dict[str, dict[str, Part]] = {
+TABLES: dict[str, Table[Part]] = {
     "scheme": SCHEMES,
     "local": LOCALS,
     "update": UPDATES,
@@ -182,8 +185,7 @@ class Config(BaseModel):
         spec: Spec | None = getattr(self, field)
         if spec is None:
             return None
-        part = TABLES[field][spec["name"]]
-        return part.make(**part.fixed, **{k: v for k, v in spec.items() if k != "name"})
+        return TABLES[field][spec["name"]].build({k: v for k, v in spec.items() if k != "name"})
 
 
 def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
@@ -201,21 +203,52 @@ def complete(field: str, given: str | Mapping[str, Any]) -> Spec:
             raise unknown(f"parameter of {field} {name!r}", key, valid)
     checked = _adapter(field, part).model_validate(spec)
     values = {key: getattr(checked, key) for key in valid}
+    ours = part.about is not None
+    if not ours:  # what a text cannot hold is left to the part's own default
+        values = {key: value for key, value in values.items() if key in spec or _is_plain(value)}
     if field != "model":
-        try:
-            part.make(**part.fixed, **values)  # the part's own checks
-        except ContractError as error:
-            raise ContractError(f"{field}.{error}") from error
+        _try(field, name, part, values)
     plain = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items() if v is not None}
     return {"name": name, **plain}
 
 
+def _try(field: str, name: str, part: Part, values: Mapping[str, Any]) -> None:
+    """Build a part once, for its own checks."""
+    try:
+        made = part.build(values)
+    except ContractError as error:
+        raise ContractError(f"{field}.{error}") from error
+    except Exception as error:
+        if part.about is not None:
+            raise
+        raise ContractError(f"{field} = {name!r}: it cannot be made: {type(error).__name__}: {error}") from error
+    check(TABLES[field], made, field)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether TOML can hold a value."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 @cache
 def _adapter(field: str, part: Part) -> type[BaseModel]:
-    fields: dict[str, Any] = {name: (p.annotation, p.default) for name, p in part.signature().items()}
+    fields: dict[str, Any] = {
+        name: (p.annotation, ... if p.default is p.empty else p.default) for name, p in part.signature().items()
+    }
     if "decay" in fields:
         fields["decay"] = (float, fields["decay"][1])  # a text cannot hold a function
-    return create_model(f"{field}", __config__=ConfigDict(extra="forbid", allow_inf_nan=True), **fields)
+    how = ConfigDict(extra="forbid", allow_inf_nan=True, arbitrary_types_allowed=True, protected_namespaces=())
+    return create_model(f"{field}", __config__=how, **fields)
+
+
+def paths(values: Mapping[str, Any]) -> list[str]:
+    """Return the import paths in config values, nested or not."""
+    named = [dict(part).get("name") if isinstance(part, Mapping) else part for part in map(values.get, TABLES)]
+    inside = [values.get("base"), *(values.get("methods") or [])]  # of a comparison
+    more = [path for one in inside if isinstance(one, Mapping) for path in paths(one)]
+    return [name for name in (*named, values.get("task")) if own.is_path(name) and isinstance(name, str)] + more
 
 
 def parse(values: Mapping[str, Any]) -> Config:
@@ -223,6 +256,7 @@ def parse(values: Mapping[str, Any]) -> Config:
     for key in values:
         if key not in Config.model_fields:
             raise unknown("config key", key, Config.model_fields)
+    own.require(paths(values))
     given = {key: value for key, value in values.items() if value is not None}
     if given.get("data") is not None:
         from cutlayer.data.own import by_client, pictures

@@ -1,6 +1,7 @@
 """The description of a run directory, in one file: `config.toml` of a run, `compare.toml` of a comparison.
 
-A run with remote clients has a table [serve] in its config: the settings of the server, and the run's id. The
+A run with remote clients has a table [serve] in its config: the settings of the server, and the run's id. A run that a
+program started has a table [python]. The
 checkpoints of a run, and `runs/` of a comparison, hold a copy of the text. A file that cannot be read is written again
 from the copy. Where file and copy differ, the user has to say which one counts.
 """
@@ -20,7 +21,7 @@ from cutlayer.errors import ContractError, Restored, StoreError
 from cutlayer.experiment import config as text
 from cutlayer.experiment.config import Config
 
-FILE, TABLE = "config.toml", "serve"
+FILE, TABLE, PROGRAM = "config.toml", "serve", "python"
 HEADER = "# Written by cutlayer: the whole text of this run.\n"
 Changes = Literal["refuse", "accept", "undo"]
 """What to do if a file has changed since the run began."""
@@ -44,9 +45,10 @@ def read(out: Path) -> Description:
     return _described(settle(out / FILE, None, "refuse"))
 
 
-def read_config(out: Path) -> Config:
-    """Read the config of a run directory."""
-    return read(out).config
+def plain(out: Path) -> dict[str, Any]:
+    """Read the values of a run's config, with defaults for those it leaves out; no part is built or imported."""
+    defaults = {name: field.default for name, field in Config.model_fields.items()}
+    return {**defaults, **settle(out / FILE, None, "refuse")}
 
 
 def serves(out: Path, before: str | None) -> bool:
@@ -78,7 +80,7 @@ def settle(path: Path, before: str | None, changes: Changes) -> dict[str, Any]:
     except StoreError as error:
         warnings.warn(f"{error}; written again, as the run was", Restored, stacklevel=4)
         return was
-    different = [f"{name} was {old}, is {new}" for name, old, new in _differences(was, now)]
+    different = [f"{name} was {old}, is {new}" for name, old, new in differences(was, now)]
     if different and changes == "refuse":
         raise ContractError(
             f"{path}: it has changed since the run began: {'; '.join(different)}. --accept-changes goes on with it as "
@@ -101,6 +103,11 @@ def restore(path: Path, before: str | None, values: Mapping[str, Any]) -> None:
 
 def _described(values: Mapping[str, Any]) -> Description:
     given = dict(values)
+    if PROGRAM in given:
+        raise ContractError(
+            f"the run was started by a program, with the model {given[PROGRAM].get('model')}: start that program "
+            "again, and it continues the run"
+        )
     serve = given.pop(TABLE, None)
     if serve is not None and not isinstance(serve, Mapping):
         raise ContractError(f"{TABLE} = {serve!r}: expected a table")
@@ -109,14 +116,14 @@ def _described(values: Mapping[str, Any]) -> Description:
     except ContractError as error:
         if "unknown" not in str(error):
             raise
-        raise ContractError(f"{error}. A part of your own? Resume the run in the program that registers it") from error
+        raise ContractError(f"{error}. A part of your own? --import the module that registers it") from error
 
 
-def _differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield every value that differs: its name, and both values as text."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in dict.fromkeys([*was, *now]):
-            yield from _differences(was.get(key, _NOT), now.get(key, _NOT), f"{name}.{key}" if name else str(key))
+            yield from differences(was.get(key, _NOT), now.get(key, _NOT), f"{name}.{key}" if name else str(key))
     elif was != now or type(was) is not type(now):
         yield name, _shown(was), _shown(now)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from cutlayer.errors import ContractError, NoEffect
 from cutlayer.experiment.config import Config
-from cutlayer.registry import OWN
+from cutlayer.registry import OWN, TASKS
 
 OF_OWN_DATA = ("data_test", "x_column", "y_column", "owner_column", "layout", "image_size")
 WITHOUT_TEST = ("femnist", "shakespeare")
@@ -23,11 +23,15 @@ def _adaptive(config: Config) -> bool:
     return bool(config.scheme.get("adaptive"))
 
 
+def _may_lack_tests(config: Config) -> bool:
+    return TASKS[config.task].load is not None or (config.task == OWN and config.data_test is None)
+
+
 SAID: tuple[Effect, ...] = (  # a field, whether it has an effect, and why it has none
     ("local_epochs", lambda c: c.local_steps is None and c.protocol == "smofi", "the steps of a round are counted"),
     (
         "holdout",
-        lambda c: c.protocol == "cyclesl" or c.task in WITHOUT_TEST or (c.task == OWN and c.data_test is None),
+        lambda c: c.protocol == "cyclesl" or c.task in WITHOUT_TEST or _may_lack_tests(c),
         "the task has test rows of its own",
     ),
     ("data_dir", lambda c: c.task not in ("digits", OWN), "this task's rows are not in a data folder"),

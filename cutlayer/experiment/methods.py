@@ -86,4 +86,4 @@ def method(name: str) -> Method:
     if scheme not in SCHEMES:
         more = [f"{s}+{part}" for s in SCHEMES for part in (*LOCALS, *UPDATES) if part != "fedavg"]
         raise unknown("method", name, [*NAMED, *SCHEMES, *more])
-    return Method(" + ".join([LABELS.get(scheme, scheme), *rest]), changes)
+    return Method(" + ".join([LABELS.get(scheme, scheme.rpartition(":")[2]), *rest]), changes)

@@ -1,23 +1,29 @@
-"""The numbers of a run's model, block by block: enough to count simulated time again without the model.
+"""The numbers of a run's model and scheme: enough to count simulated time again without either.
 
 model_profile.json   shape and classes of the task; of each block its MACs, output elements and weights; the
-                     number of clients; a digest of the data
+                     number of clients; a digest of the data; how the scheme's seconds add up, and on which devices;
+                     the name, shape and type of every tensor of the model
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cutlayer.core.sealed import seal, unseal
-from cutlayer.data.dataset import Dataset
-from cutlayer.data.source import Population
+from cutlayer.data.source import Population, digest_of
 from cutlayer.engine.run import Run
-from cutlayer.errors import StoreError
+from cutlayer.errors import ContractError, StoreError
 from cutlayer.nn.macs import Shape
+from cutlayer.simulation.clock import Timing
+from cutlayer.simulation.devices import Device, Fleet
 
 FILE = "model_profile.json"
+Named = list[tuple[str, list[int], str]]
+"""The name, shape and type of each tensor of a model."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +37,68 @@ class Blocks:
     elements: list[int]
     weights: list[int]
     data: str = ""  # a digest of the labels and of who holds which rows
+    timing: dict[str, Any] | None = None  # the scheme's, and whether fronts travel
+    devices: list[tuple[float, float]] | None = None  # those that were given one by one
+    tensors: Named = field(default_factory=list)
 
     @property
     def shape(self) -> Shape:
         return Shape(self.macs, self.elements)
 
 
-def dump(run: Run, data: Dataset) -> bytes:
+def dump(run: Run, shape: Sequence[int], classes: int) -> bytes:
     s = run.setup
     ends = [0, *(end[0] for end in s.offsets)]
     weights = [b - a for a, b in itertools.pairwise(ends)]
-    shape = list(data.shape)
-    about = Blocks(shape, data.classes, len(s.sizes), s.shape.macs, s.shape.elements, weights, digest(run))
+    given = None if isinstance(s.devices, Fleet) else [(d.seconds, d.kbps) for d in s.devices]
+    timing = {**asdict(s.traits.timing), "fronts": s.traits.carry != "keep"}
+    about = Blocks(
+        list(shape),
+        classes,
+        len(s.sizes),
+        s.shape.macs,
+        s.shape.elements,
+        weights,
+        digest(run),
+        timing,
+        given,
+        tensors_of(run),
+    )
     return seal(asdict(about), indent=None).encode()
 
 
+def tensors_of(run: Run) -> Named:
+    return [(name, list(t.shape), str(t.dtype)[6:]) for name, t in run.model.state_dict().items()]
+
+
 def digest(run: Run) -> str:
-    """Return a digest of the labels and of who holds which rows; "" where the data are not a stored data set."""
+    """Return a digest of the rows, and of who holds which; "" where the clients are on other machines."""
     held = run.setup.sources
-    return held.digest() if isinstance(held, Population) else ""
+    if isinstance(held, Population):
+        return held.digest()
+    tests = () if run.setup.evaluator is None else run.setup.evaluator.tests
+    return digest_of([*held, *tests]) if len(held) else ""
+
+
+def timing_of(blocks: Blocks) -> tuple[Timing, bool] | None:
+    """Return how the scheme's seconds add up, and whether fronts travel; None in files of older versions."""
+    if blocks.timing is None:
+        return None
+    return Timing(blocks.timing["composition"], blocks.timing["server_epochs"]), blocks.timing["fronts"]
+
+
+def devices_of(blocks: Blocks) -> list[Device] | None:
+    """Return the devices, if they were given one by one."""
+    return None if blocks.devices is None else [Device(*one) for one in blocks.devices]
+
+
+def refuse_other(out: Path, run: Run) -> None:
+    """Refuse a model whose tensors are not those of the run in this folder."""
+    before, now = ([(str(n), list(s), str(t)) for n, s, t in named] for named in (read(out).tensors, tensors_of(run)))
+    for old, new in itertools.zip_longest(before, now):
+        if before and old != new:
+            was, is_ = ("nothing" if one is None else f"{one[0]} {tuple(one[1])} {one[2]}" for one in (old, new))
+            raise ContractError(f"{out}: it holds a run of another model: where that has {was}, this one has {is_}")
 
 
 def read(run: Path) -> Blocks:

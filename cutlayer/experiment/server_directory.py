@@ -13,7 +13,8 @@ from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import checkpoint, description
 from cutlayer.experiment.config import Config
 from cutlayer.experiment.description import Changes, settled
-from cutlayer.experiment.experiment import Experiment, build_model
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.model_files import build_model
 from cutlayer.experiment.population import load_data, look, tested, training_view
 from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server import roster

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from cutlayer.registry.data import OWN, PARTITIONS, PROFILES, TASKS, Task
-from cutlayer.registry.models import MODELS
-from cutlayer.registry.optimizers import LOCALS, OPTIMIZERS, UPDATES
+from collections.abc import Callable
+from typing import Any
+
+from cutlayer.errors import unknown
+from cutlayer.registry import data, models, optimizers, own, schemes
+from cutlayer.registry.data import OWN, PROFILES, Task
 from cutlayer.registry.part import Part, Takes, build
-from cutlayer.registry.schemes import SCHEMES
+from cutlayer.registry.table import Table
+
+SCHEMES = Table("scheme", schemes.SCHEMES, Part.own, ("traits", "open"))
+LOCALS = Table("local", optimizers.LOCALS, Part.own, ("pull", "max_norm", "norm"))
+UPDATES = Table("update", optimizers.UPDATES, Part.own, ("__call__",))
+OPTIMIZERS = Table(
+    "optimizer", optimizers.OPTIMIZERS, Part.own, ("lr", "decay", "moments", "remembers", "regularise", "update")
+)
+PARTITIONS = Table("partition", data.PARTITIONS, Part.own, ("__call__",))
+MODELS = Table("model", models.MODELS, Part.own)
+TASKS = Table("task", data.TASKS, Task.own)
+KINDS: dict[str, Table[Any]] = {
+    table.what: table for table in (SCHEMES, LOCALS, UPDATES, OPTIMIZERS, PARTITIONS, MODELS, TASKS)
+}
+
+
+def register(kind: str, name: str, maker: Callable[..., Any], line: str = "your own") -> None:
+    """Give a part of your own a name, for the command line and for configs: `cutlayer run --import MODULE` imports the
+    module that calls this.
+
+    kind    "scheme", "local", "update", "optimizer", "partition", "model" or "task"
+    maker   a class or function that makes it; of a model, from any of `shape` and `classes` and its own parameters; of
+            a task, a function without parameters that returns (x, y), or ((x, y), (x_test, y_test))
+    line    what `cutlayer list` says of it
+    """
+    if kind not in KINDS:
+        raise unknown("kind", kind, KINDS)
+    KINDS[kind].register(name, maker, line)
+
 
 __all__ = [
+    "KINDS",
     "LOCALS",
     "MODELS",
     "OPTIMIZERS",
@@ -19,7 +51,10 @@ __all__ = [
     "TASKS",
     "UPDATES",
     "Part",
+    "Table",
     "Takes",
     "Task",
     "build",
+    "own",
+    "register",
 ]

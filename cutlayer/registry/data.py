@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from cutlayer.registry.models import LEAF
+from cutlayer.registry.own import imported
 from cutlayer.registry.part import Part, Takes
 
 FOLDER_VARIABLE = "CUTLAYER_DATA"
@@ -26,6 +27,17 @@ class Task:
     model: str
     cut: int
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    load: Callable[..., Any] | str | None = None  # of a task from outside this package: what returns its rows
+
+    @classmethod
+    def own(cls, maker: Callable[..., Any] | str, line: str) -> Task:
+        """Return an entry for a task from outside this package."""
+        return cls(line, "-", "mlp", 0, SMALL, maker)
+
+    @property
+    def maker(self) -> Callable[[], Any]:
+        """What returns the rows of a task from outside this package."""
+        return imported(self.load) if isinstance(self.load, str) else cast(Callable[[], Any], self.load)
 
 
 TASKS: dict[str, Task] = {

@@ -6,13 +6,14 @@ first part is built.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 from cutlayer.errors import expect, unknown
+from cutlayer.registry import own
+from cutlayer.registry.table import Table
 
 FROM_DATA = {"shape", "classes"}  # a model's arguments that come from the data
 
@@ -38,13 +39,14 @@ class Part:
     sends: str = ""  # what a client and the server send each other in a step
     about: Mapping[str, Takes] | None = None  # its parameters; None: read them from its signature
 
+    @classmethod
+    def own(cls, maker: Callable[..., Any] | str, line: str) -> Part:
+        """Return an entry for a part from outside this package."""
+        return cls(maker, line, "-")
+
     @property
     def make(self) -> Callable[..., Any]:
-        if not isinstance(self.maker, str):
-            return self.maker
-        module, _, name = self.maker.partition(":")
-        made: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        return made
+        return own.imported(self.maker) if isinstance(self.maker, str) else self.maker
 
     @property
     def takes(self) -> Mapping[str, Takes]:
@@ -55,9 +57,24 @@ class Part:
 
     def signature(self) -> dict[str, inspect.Parameter]:
         """The parameters that a user can set, read from the part's signature."""
-        parameters = inspect.signature(self.make, eval_str=True).parameters
-        taken = {name: p for name, p in parameters.items() if name not in self.fixed and name not in FROM_DATA}
-        return {name: p if p.annotation is not p.empty else p.replace(annotation=Any) for name, p in taken.items()}
+        skipped = {*self.fixed, *FROM_DATA}
+        return {
+            name: p if p.annotation is not p.empty else p.replace(annotation=Any)
+            for name, p in _parameters(self.make).items()
+            if name not in skipped and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        }
+
+    def build(self, given: Mapping[str, Any], data: Mapping[str, Any] = {}) -> Any:
+        """Make the part. `data`: what the data say (FROM_DATA), passed on where the part takes it."""
+        taken = {name: value for name, value in data.items() if name in _parameters(self.make)} if data else {}
+        return self.make(**taken, **self.fixed, **given)
+
+
+def _parameters(maker: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker, eval_str=True).parameters
+    except NameError:  # an annotation that cannot be looked up, in somebody else's code
+        return inspect.signature(maker).parameters
 
 
 def kind_of(annotation: Any) -> str:
@@ -73,16 +90,23 @@ def kind_of(annotation: Any) -> str:
     return {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT"}.get(plain, "VALUE")
 
 
-def build(what: str, table: Mapping[str, Part], given: Any, needs: Sequence[str]) -> Any:
-    """Build the part that a string names; return None, or an object with the attributes `needs`, as it is."""
+def build(table: Table[Part], given: Any, field: str = "") -> Any:
+    """Build the part that a string names; return None, or an object with what the table `needs`, as it is."""
+    field = field or table.what
     if not isinstance(given, str):
-        fits = given is None or (not isinstance(given, type) and all(hasattr(given, name) for name in needs))
-        names = ", ".join(table)
-        expect(
-            fits, what, given, f"one of {names}, or an object such as cl.{next(iter(table.values())).make.__name__}()"
-        )
+        check(table, given, field)
         return given
+    if own.is_path(given):
+        own.allow(given)  # the caller's own program names it
     if given not in table:
-        raise unknown(what, given, table)
-    part = table[given]
-    return part.make(**part.fixed)
+        raise unknown(field, given, table)
+    made = table[given].build({})
+    check(table, made, field)
+    return made
+
+
+def check(table: Table[Part], given: Any, field: str) -> None:
+    """Refuse an object that lacks what the table `needs`; None passes."""
+    fits = given is None or (not isinstance(given, type) and all(hasattr(given, name) for name in table.needs))
+    names, example = ", ".join(table), next(iter(table.values())).make.__name__
+    expect(fits, field, given, f"one of {names}, or an object such as cl.{example}()")

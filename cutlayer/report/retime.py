@@ -8,8 +8,7 @@ from pathlib import Path
 
 from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError
-from cutlayer.experiment import model_profile
-from cutlayer.experiment.description import read_config
+from cutlayer.experiment import description, model_profile
 from cutlayer.nn.cut import Layout, cut_range
 from cutlayer.simulation.clock import Clock, Timing, Work, seconds, server_seconds
 from cutlayer.simulation.devices import draw
@@ -33,18 +32,21 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     What the clients did is taken from the journal: another profile does not change batch sizes that were regulated by
     the old one, and another cut is assumed to reach the same accuracy.
     """
-    was, model = read_config(run), model_profile.read(run)
+    was, model = description.plain(run), model_profile.read(run)
     if change.cut is not None:
         cut_range(change.cut, Layout(len(model.macs)))
     clock = Clock(
-        was.kappa if change.kappa is None else change.kappa,
-        was.count_sync if change.sync is None else change.sync,
-        change.sequential or was.sequential,  # type: ignore[arg-type]  # Clock checks it
+        was["kappa"] if change.kappa is None else change.kappa,
+        was["count_sync"] if change.sync is None else change.sync,
+        change.sequential or was["sequential"],  # type: ignore[arg-type]  # Clock checks it
     )
     clients = max((j + 1 for record in rounds for j in record.clients), default=0)  # remote ones may join later
-    devices = draw(change.profile or was.profile, max(model.clients, clients, 1), was.seed, sum(model.macs))
+    given = model_profile.devices_of(model) if change.profile is None else None
+    profile = change.profile or was["profile"]
+    devices = given or draw(profile, max(model.clients, clients, 1), was["seed"], sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
-    traits, whole = was.part("scheme").traits, sum(model.weights)
+    timing, fronts = model_profile.timing_of(model) or _of_scheme(run)
+    whole = sum(model.weights)
     again = []
     for record in rounds:
         cut = record.cut if change.cut is None else change.cut
@@ -58,6 +60,13 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
         if change.plain:
             time = seconds(clock, Timing("plain"), work, devices, model.shape, p_s, whole)
         else:
-            time = traits.seconds(clock, work, devices, model.shape, p_s, sum(model.weights[: cut + 1]))
+            front = sum(model.weights[: cut + 1]) if fronts else 0
+            time = seconds(clock, timing, work, devices, model.shape, p_s, front)
         again.append(replace(record, sim_seconds=time))
     return again
+
+
+def _of_scheme(run: Path) -> tuple[Timing, bool]:
+    """Return how a scheme's seconds add up, and whether fronts travel, for a run of a version that did not note it."""
+    traits = description.read(run).config.part("scheme").traits
+    return traits.timing, traits.carry != "keep"

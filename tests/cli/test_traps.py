@@ -25,7 +25,7 @@ from cutlayer.experiment.comparison import Comparison
 from cutlayer.experiment.config import Config
 from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.methods import NAMED, method
-from cutlayer.registry import SCHEMES, Part
+from cutlayer.registry import SCHEMES
 
 HEARING = """
 import signal, sys
@@ -145,19 +145,19 @@ def test_options_of_own_data_without_own_data_are_refused(field: str) -> None:
 
 def test_a_report_needs_no_part_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run with a scheme that only its own program knows: reported by a program that does not."""
-    SCHEMES["ours"] = Part(cl.SMoFi, "a scheme of one's own", "-")
+    cl.register("scheme", "ours", cl.SMoFi)
     try:
         out = tmp_path / "x"
         config = text.parse({"scheme": "ours", "model": "mlp", "clients": 4, "rounds": 2, "local_epochs": 1})
         for _ in Experiment.start(config, out):
             pass
     finally:
-        del SCHEMES["ours"]
+        del SCHEMES._own["ours"]
     assert main(["report", str(out)]) == 0
     assert "best accuracy" in capsys.readouterr().out and (out / "report.html").exists()
     assert main(["resume", str(out)]) == 2
     said = capsys.readouterr().err
-    assert "unknown scheme 'ours'" in said and "Resume the run in the program that registers it" in said
+    assert "unknown scheme 'ours'" in said and "--import the module that registers it" in said
 
 
 def test_the_first_lines_say_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ import cutlayer as cl
 from cutlayer.cli.main import main
 from cutlayer.engine.memory_limit import MIB
 from cutlayer.experiment import config as text
-from cutlayer.experiment.experiment import Experiment, load
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.model_files import load
 from cutlayer.report.retime import WhatIf, retimed
 from tests.engine import test_memory_limit
 from tests.equal.naive import difference

@@ -21,7 +21,7 @@ from cutlayer.errors import ContractError, CutlayerError, StoreError
 from cutlayer.experiment import server_directory
 from cutlayer.experiment.client_data import ClientData
 from cutlayer.experiment.config import parse
-from cutlayer.experiment.experiment import build_model
+from cutlayer.experiment.model_files import build_model
 from cutlayer.network.client.loop import Joined
 from cutlayer.network.protocol.handshake import Welcome, read, words
 from cutlayer.network.protocol.settings import Limits, Net

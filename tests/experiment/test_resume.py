@@ -20,7 +20,8 @@ from cutlayer.core import files, sealed
 from cutlayer.experiment import checkpoint, journal, run_directory
 from cutlayer.experiment import config as text
 from cutlayer.experiment.config import Config
-from cutlayer.experiment.experiment import Experiment, load
+from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.model_files import load
 from tests.forks import forked
 
 BASE: dict[str, Any] = {

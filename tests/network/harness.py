@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import cutlayer as cl
+from cutlayer.api.network import join, serve
+from cutlayer.api.train import rounds
 from cutlayer.data.source import Source, source
-from cutlayer.engine.train import rounds
-from cutlayer.network.api import join, serve
 from cutlayer.network.client.loop import ClientLoop, Joined, Peer, Workplace
 from cutlayer.network.protocol.handshake import Welcome
 from cutlayer.network.protocol.settings import Net

@@ -116,7 +116,7 @@ def test_booleans(flag: str, value: bool) -> None:
 def test_defaults_are_pythons_unless_the_task_has_its_own() -> None:
     import inspect
 
-    from cutlayer.engine.train import rounds
+    from cutlayer.api.train import rounds
 
     python = {name: p.default for name, p in inspect.signature(rounds).parameters.items()}
     plain, digits = text.parse({"task": "mnist"}), text.parse({})

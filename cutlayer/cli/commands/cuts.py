@@ -19,7 +19,7 @@ from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data.source import View
 from cutlayer.errors import ContractError, expect
 from cutlayer.experiment import config as text
-from cutlayer.experiment.experiment import build_model, warm_start
+from cutlayer.experiment.model_files import build_model, warm_start
 from cutlayer.experiment.population import load_data, look
 from cutlayer.models import example
 from cutlayer.nn.leakage import leakage

@@ -25,7 +25,7 @@ from cutlayer.experiment.config import TABLES, Config
 from cutlayer.experiment.experiment import Experiment, assemble
 from cutlayer.experiment.methods import Method
 from cutlayer.experiment.presets import preset
-from cutlayer.registry import TASKS
+from cutlayer.registry import TASKS, own
 from cutlayer.report.table import duration
 
 MAIN = (  # what the table at a run's start shows even if it was not chosen
@@ -68,7 +68,7 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
         raise ContractError("--preset and --config: give one of them")
     if chosen and not args.preset:
         raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
-    base = flags.resolved(text.read(as_path("config", args.config))) if args.config else {}
+    base = flags.resolved(flags.written(as_path("config", args.config))) if args.config else {}
     base.pop(description.TABLE, None)  # the settings of a server are no part of the config
     if args.preset:
         given = preset(args.preset)
@@ -77,7 +77,8 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
     values = flags.config_values(args)
     config = text.parse(text.merge(base, values))
     origins = Origins(names(values), tuple(base), args.preset or args.config)
-    out = as_path("out", args.out or f"runs/{config.task}-{config.scheme['name']}-seed-{config.seed}")
+    name = f"{config.task}-{config.scheme['name']}-seed-{config.seed}".replace(own.COLON, "-")
+    out = as_path("out", args.out or f"runs/{name}")
     return config, out, origins
 
 

@@ -24,6 +24,7 @@ from cutlayer.experiment.description import Changes
 from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.methods import Method, method
 from cutlayer.experiment.presets import preset
+from cutlayer.registry import own
 
 USUAL = ("fedavg", "fedavgm", "sflv1", "sflv2", "smofi-full")
 
@@ -61,7 +62,7 @@ def _stopped(*_: object) -> None:
 def compare(args: argparse.Namespace) -> int:
     both, values = _comparison(args)
     task = both.config(both.methods[0], both.seeds[0]).task
-    out = as_path("out", args.out or f"runs/compare-{args.preset or task}")
+    out = as_path("out", args.out or f"runs/compare-{args.preset or task.replace(own.COLON, '-')}")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ContractError(
             "compare: it starts processes of its own, one per run; expected torchrun with run or resume"
@@ -96,9 +97,12 @@ def _comparison(args: argparse.Namespace) -> tuple[Comparison, dict[str, Any]]:
         given = (
             preset(args.preset).comparison
             if args.preset
-            else Comparison.parse(text.read(as_path("config", args.config)))
+            else Comparison.parse(flags.written(as_path("config", args.config)))
         )
         base, methods, seeds = dict(given.base), list(given.methods), list(given.seeds)
+    for name in (*(args.schemes or ()), *(args.add or ())):
+        if own.is_path(name):
+            own.allow(name)
     if args.schemes and args.preset:
         methods = [_of_preset(args.preset, name) for name in args.schemes]
     elif args.schemes:

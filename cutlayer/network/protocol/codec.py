@@ -16,7 +16,7 @@ from cutlayer.errors import ContractError, FrameError
 from cutlayer.network.transport.frames import Frame
 from cutlayer.optim.local import Local, combined, parts_of
 from cutlayer.optim.optimizer import Optimizer
-from cutlayer.registry import LOCALS, OPTIMIZERS, Part
+from cutlayer.registry import LOCALS, OPTIMIZERS, Part, own
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +80,6 @@ def _spec(part: Any, table: Mapping[str, Part], field: str) -> Spec:
 
 
 def _built(spec: Spec, table: Mapping[str, Part], field: str) -> Any:
-    if spec.name not in table:
+    if own.is_path(spec.name) or spec.name not in table:  # a server names no module for us to import
         raise FrameError(f"a plan whose {field} is {spec.name!r}; expected one of {', '.join(table)}")
     return table[spec.name].make(**spec.numbers)

@@ -217,7 +217,7 @@ def test_three_in_ten_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_who_comes_late_takes_part_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A newcomer is numbered after those who are there."""
-    from cutlayer.network.api import join
+    from cutlayer.api.network import join
     from tests.network.harness import certs
 
     late: list[threading.Thread] = []

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cutlayer.api.reported import with_report
 from cutlayer.clients.remote import RemoteClients
 from cutlayer.engine.assemble import assemble
+from cutlayer.engine.broadcast import in_turn
 from cutlayer.engine.metrics import Metric
 from cutlayer.engine.options import Options
 from cutlayer.engine.run import Result, Run
+from cutlayer.experiment.program import Where, recorded
 from cutlayer.nn.cut import Cut
 from cutlayer.optim.local import Local
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import Update
+from cutlayer.processes.ranks import join
 from cutlayer.schemes.base import Scheme
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
@@ -65,6 +71,9 @@ def rounds(
     device: str | torch.device = "cpu",
     target: float | None = None,
     progress: bool = False,
+    out: str | Path | None = None,
+    resume: Literal["auto", "never", "must"] = "auto",
+    checkpoint_every: int = 1,
 ) -> Run:
     """Train as `train` does, but return the run: a stream of Round records.
 
@@ -77,8 +86,20 @@ def rounds(
     1 30
     2 30
     """
-    given = {name: value for name, value in locals().items() if name not in ("model", "clients", "test")}
-    return assemble(model, clients, test, Options(**given))
+    here = locals()
+    options = Options(**{field.name: here[field.name] for field in fields(Options)})
+    where = None if out is None else Where(Path(out), resume, checkpoint_every)
+    return begun(model, clients, test, options, where)
+
+
+def begun(
+    model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any, options: Options, where: Where | None
+) -> Run:
+    """Return a run, new or resumed. `where`: the folder that it writes into, if any."""
+    if where is None:
+        return assemble(model, clients, test, options)
+    run = recorded(in_turn(join(options.ranks), lambda: assemble(model, clients, test, options)), model, options, where)
+    return with_report(run, where.out)
 
 
 def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -124,6 +145,11 @@ def train(*arguments: Any, **named: Any) -> Result:
     autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay
     ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
     target          stop once the test accuracy is at least this
+    out             a folder: every round is written there (journal, checkpoints; at the end model and report), as
+                    `cutlayer run` does, and the same call goes on after a crash, to the same bits. With other
+                    arguments, other data or another model it is refused. `cl.open` reads the folder
+    resume          "auto"; "never": `out` must not hold a run; "must": it must hold one
+    checkpoint_every  rounds between checkpoints
     progress        show how far it is: a bar on a terminal or in a notebook, a line now and then in a log
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
                     a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
@@ -139,5 +165,6 @@ def train(*arguments: Any, **named: Any) -> Result:
     [1, 2]
     """
     run = rounds(*arguments, **named)
-    history = list(run)
-    return Result(run.model, history, run.clients)
+    for _ in run:
+        pass
+    return Result(run.model, run.history, run.clients)

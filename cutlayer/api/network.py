@@ -13,11 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from cutlayer.api.reported import with_report
 from cutlayer.clients.messages import Loss
 from cutlayer.core.extras import needs
+from cutlayer.engine.assemble import assemble
+from cutlayer.engine.options import Options
 from cutlayer.engine.run import Result
-from cutlayer.engine.train import rounds
 from cutlayer.errors import expect
+from cutlayer.experiment.program import Resume, Where, recorded, serve_table
 from cutlayer.network.protocol.settings import Limits, Net, Say
 from cutlayer.nn.copies import twin
 
@@ -37,6 +40,9 @@ def serve(
     min_clients: int = 2,
     net: Net | None = None,
     watch: Callable[[Service], None] | None = None,
+    out: str | Path | None = None,
+    resume: Resume = "auto",
+    checkpoint_every: int = 1,
     **training: Any,
 ) -> Result:
     """Train `model` with clients on other machines, which take part by `cl.join`; everything else is as in `train`.
@@ -46,24 +52,35 @@ def serve(
     listen     HOST:PORT; port 0 takes any that is free
     certs      the server's folder of `cutlayer certs init`; without it, loopback only, unless `insecure`
     net        all of it, and the rest (quorum, deadlines, compression), as a `cl.Net`
+    out        as in `train`: a folder for every round. After a crash the same call goes on, and the clients come back
+               by themselves; `resume` and `checkpoint_every` are those of `train` too
     watch      called once when the server listens, with the service: `service.hub.port`, `service.roster`
     training   everything else that `train` takes, but for `clients`, `profile`, `ranks` and `memory_limit`
     """
     needs("net")
+    from cutlayer.network.server import roster
     from cutlayer.network.server.service import Service
 
     expect(test is not None or example is not None, "test", None, "rows to test on, or `example`: a few to try")
     for field_ in ("profile", "ranks", "memory_limit", "clients"):
         expect(field_ not in training, field_, training.get(field_), "nothing: clients are on other machines")
     settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
+    where = None if out is None else Where(Path(out), resume, checkpoint_every)
     known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
-    service = Service(model, example if example is not None else test, settings, **known)
-    run = rounds(model, service.clients, test, **{"backend": "loop", **training})
+    rows, table = example if example is not None else test, serve_table(where, settings)
+    clients = where.out / roster.FILE if where is not None and where.exists else None
+    service = Service(model, rows, settings, **known, run_id=table["run"], roster_path=clients)
+    options = Options(**{"backend": "loop", **training})
+    run = assemble(model, service.clients, test, options)
+    if where is not None:
+        run = with_report(recorded(run, model, options, where, table), where.out)
+        service.roster.path = where.out / roster.FILE
     with service.open(run):
         if watch is not None:
             watch(service)
-        history = list(run)
-    return Result(run.model, history)
+        for _ in run:
+            pass
+    return Result(run.model, run.history)
 
 
 def join(
