@@ -150,7 +150,7 @@ USES: Extension = {  # the place that uses the new field, and an import
         "        ledger.clients = [report.address.client for report in reports]",
         '        assert all(report.joules > 0 for report in reports), "a client has reported no energy"\n',
     ),
-    "data/tasks.py": ("from cutlayer.data import cache, hub", "from cutlayer.data.read import stripes\n"),
+    "data/tasks.py": ("from cutlayer.data import cache, given, hub", "from cutlayer.data.read import stripes\n"),
 }
 RUN = (
     *("run", "--task", "stripes", "--scheme", "median", "--optimizer", "sign", "--update", "halfway"),

@@ -34,7 +34,7 @@ def load(name: str, maker: Callable[[], Any]) -> Dataset:
         expect(test.x.shape[1:] == train.x.shape[1:], f"{where}: test rows", test.x.shape[1:], str(train.x.shape[1:]))
     names = tuple(str(one) for one in given.get("class_names", ()))
     how = seen_as(train)
-    return Dataset(train, test, len(names) or classes_of(where, train, test), how, how, None, names)
+    return Dataset(train, test, len(names) or classes_of(f"{where}: largest label", train, test), how, how, None, names)
 
 
 def _by_name(given: Any) -> dict[str, Any] | None:

@@ -39,7 +39,7 @@ class Own:
             bundle = Bundle(bundle.train, _renamed(bundle, other, self.test), bundle.class_names)
         train = bundle.train
         expect(len(train) > 0, "data", self.path, "at least one row")
-        classes = len(bundle.class_names) or classes_of(f"data: {self.y!r}", train, bundle.test)
+        classes = len(bundle.class_names) or classes_of(f"data: largest label in {self.y!r}", train, bundle.test)
         how = seen_as(train)
         return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
 
@@ -85,13 +85,13 @@ def by_client(path: Path, layout: str, owner: str | None) -> bool:
     return bool(clients.form().files(path)) or folders.by_client(path)
 
 
-def classes_of(where: str, train: StoredRows, test: StoredRows) -> int:
+def classes_of(what: str, train: StoredRows, test: StoredRows) -> int:
     """Return the number of classes, from the highest label. A model has an output for each class, so labels that are
     too high to be classes are refused."""
     most = int(max(train.y.max(), test.y.max(initial=0)))
     enough = max(len(train), PLENTY)
     below = f"classes numbered from 0, below {enough}; numbers that are names of classes can be given as text"
-    expect(most < enough, f"{where}: largest label", most, below)
+    expect(most < enough, what, most, below)
     return most + 1
 
 

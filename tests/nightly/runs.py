@@ -143,4 +143,4 @@ def same(found: Ended, expected: Ended) -> None:
 
 def described(out: Path) -> Config:
     """The config that a folder says it is."""
-    return description.read_config(out)
+    return description.read(out).config
