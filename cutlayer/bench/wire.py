@@ -96,7 +96,7 @@ def many(repeats: int, n: int = 50, steps: int = 20) -> Iterator[Row]:
     }
     with tempfile.TemporaryDirectory() as folder:
         certs = _certs(Path(folder), n)
-        service = Service(model, data, Net("127.0.0.1:0", certs, min_clients=n), case.cut)
+        service = Service(model, data, Net("127.0.0.1:0", certs, min_clients=n, deadline=600.0), case.cut)
         remote = rounds(model, service.clients, backend="loop", **arguments)
         local = run(case, model=model, clients=[data] * n, local_steps=steps, backend="loop")
         wall, compute = [], []

@@ -51,7 +51,7 @@ def train(out: str, scheme: str, die: tuple[str, int] | None = None) -> int:
 def serve(out: str, port: int, die: tuple[str, int] | None = None) -> int:
     _die(die)
     arguments = {**ARGUMENTS, **SCHEMES["smofi"]}
-    net_ = cl.Net(f"127.0.0.1:{port}", min_clients=2, grace=30.0)
+    net_ = cl.Net(f"127.0.0.1:{port}", min_clients=2, deadline=240.0, grace=30.0)
     cl.serve(net(), rows(20), net=net_, out=out, **arguments)
     return 0
 

@@ -81,6 +81,7 @@ def stopped(folder: Path, what: str, after: int, last: int, pause: float = 0.0) 
     env = {"CUTLAYER_CACHE": str(folder / "cache")}
     model = ["--model", "mlp", "--rounds", str(last), "--batch-size", "8", "--min-clients", "2", "--quorum", "1.0"]
     serve = ["serve", "--data", str(folder / "server.npz"), *model, "--listen", place, "--out", str(out), "--quiet"]
+    serve += ["--deadline", "240"]
     joins = [
         ["join", "--server", place, "--name", name, "--data", str(folder / f"{name}.npz"), "--out", str(folder)]
         for name in ("a", "b")

@@ -83,7 +83,7 @@ def network() -> None:
             clients.extend(started([functools.partial(client, j) for j in range(n)]))
 
         clients: list[threading.Thread] = []
-        net = cl.Net("127.0.0.1:0", min_clients=2)
+        net = cl.Net("127.0.0.1:0", min_clients=2, deadline=240.0)
         cl.serve(whole, example=(x, y), net=net, watch=begin, cut=0, rounds=3, batch_size=4)
         for one in clients:
             one.join()

@@ -45,7 +45,7 @@ THREADS = (
     "ignore:the model has drawn random numbers"  # clients in threads seed the generator they share with the server
 )
 pytestmark = pytest.mark.filterwarnings(THREADS)
-NET = Net("127.0.0.1:0", min_clients=len(NAMES), grace=10.0)
+NET = Net("127.0.0.1:0", min_clients=len(NAMES), deadline=240.0, grace=10.0)
 
 
 def arrays(path: Path, rows: int, seed: int, classes: int = 3, width: int = 5) -> Path:

@@ -30,6 +30,7 @@ from cutlayer.network.transport.memory import MemoryHub
 
 NAMES = ("ward-0", "ward-1", "ward-2", "ward-3")
 SIZES = (12, 20, 9, 16)
+PATIENT = 240.0  # seconds for a step, at first; a fourth of it later: no busy machine is that slow
 SOON = 60.0  # seconds: whatever should happen has happened by then, however busy the machine is
 Data = list[tuple[torch.Tensor, torch.Tensor]]
 Server = int | MemoryHub
@@ -149,7 +150,8 @@ def play(
             threads[-1].start()
 
     settings = replace(
-        Net("127.0.0.1:0", None if memory else certs(), min_clients=len(data), grace=10.0), **(net or {})
+        Net("127.0.0.1:0", None if memory else certs(), min_clients=len(data), deadline=PATIENT, grace=10.0),
+        **(net or {}),
     )
     serving = serve_in_memory if memory else serve
     result = serving(model, data[0], net=settings, watch=begin, **training)

@@ -24,7 +24,7 @@ from tests.network.server_process import lives
 POINTS = [["plan", 2], ["step", 2], ["report", 2], ["checkpoint", 3]]
 FLAGS = (
     *("--model", "mlp", "--cut", "0", "--batch-size", "4", "--rounds", "4", "--local-epochs", "1"),
-    *("--min-clients", "4", "--quiet", "--grace", "20"),
+    *("--min-clients", "4", "--quiet", "--grace", "20", "--deadline", "240"),
 )
 LONG = 3600.0  # seconds: the clients of the second server wait until all lives of the first are over
 SCHEMES = {

@@ -113,7 +113,7 @@ def server_of(scheme: str, owner: int) -> tuple[Path, str]:
     """A server whose clients have come, before its first round; and its name."""
     out = Path(tempfile.mkdtemp(dir=scratch()))
     given = config(scheme, "smofi", clients=None, participation=1.0, backend="loop")
-    experiment, service = server_directory.start(given, Net("127.0.0.1:0", min_clients=2), out)
+    experiment, service = server_directory.start(given, Net("127.0.0.1:0", min_clients=2, deadline=240.0), out)
     for name in NAMES:
         session: Any = SimpleNamespace(name=name, alive=True)
         service.roster.enrol(session, 9)
