@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from cutlayer.experiment.model_files import load
     from cutlayer.experiment.program import named
     from cutlayer.network.protocol.settings import Limits, Net
-    from cutlayer.nn.cut import halves, joined
+    from cutlayer.nn.blocks import blocks
+    from cutlayer.nn.cut import Blocks, halves, joined
     from cutlayer.nn.leakage import leakage
     from cutlayer.optim.adam import Adam, AdamW
     from cutlayer.optim.fusion import MomentumFusion
@@ -56,7 +57,8 @@ _HOMES = {
     "api.network": "join serve",
     "api.opened": "RunFolder open",
     "network.protocol.settings": "Limits Net",
-    "nn.cut": "halves joined",
+    "nn.blocks": "blocks",
+    "nn.cut": "Blocks halves joined",
     "nn.leakage": "leakage",
     "optim.fusion": "MomentumFusion",
     "optim.local": "FedNAR FedProx",
@@ -84,6 +86,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "AuthError",
+    "Blocks",
     "ClientError",
     "Clock",
     "ContractError",
@@ -114,6 +117,7 @@ __all__ = [
     "StoreError",
     "TransportError",
     "__version__",
+    "blocks",
     "cuts",
     "dataset",
     "halves",

@@ -16,7 +16,7 @@ from torch.nn import functional
 from cutlayer.api.reported import with_report
 from cutlayer.clients.messages import Loss
 from cutlayer.core.extras import needs
-from cutlayer.engine.assemble import assemble
+from cutlayer.engine.assemble import assemble, in_blocks
 from cutlayer.engine.options import Options
 from cutlayer.engine.run import Result
 from cutlayer.errors import expect
@@ -68,6 +68,7 @@ def serve(
     where = None if out is None else Where(Path(out), resume, checkpoint_every)
     known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
     rows, table = example if example is not None else test, serve_table(where, settings)
+    model = in_blocks(model, [rows])
     clients = where.out / roster.FILE if where is not None and where.exists else None
     service = Service(model, rows, settings, **known, run_id=table["run"], roster_path=clients)
     options = Options(**{"backend": "loop", **training})
@@ -119,7 +120,7 @@ def join(
     from cutlayer.network.transport.frames import DTYPES
 
     def load(welcome: Welcome) -> tuple[nn.Module, Source]:
-        return twin(model), source(data, DTYPES[welcome.dtype], "data")
+        return in_blocks(twin(model), [data]), source(data, DTYPES[welcome.dtype], "data")
 
     peer = Peer(server, certs, name, insecure, patience)
     return ClientLoop(peer, Workplace(load, Path(out), loss, limits, torch.device(device)), say)()

@@ -17,7 +17,7 @@ from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.threads import one_thread
 from cutlayer.data.schedule import BatchSchedule
-from cutlayer.data.source import Source
+from cutlayer.data.source import Population, Source, source
 from cutlayer.engine import backend, inputs, memory_limit
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
@@ -29,8 +29,9 @@ from cutlayer.engine.spill import SpillCache
 from cutlayer.engine.subject import Subject
 from cutlayer.engine.validate import Parts, refuse_senseless
 from cutlayer.errors import ContractError, NoEffect, expect
+from cutlayer.nn.blocks import as_blocks
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, blocks_of, cut_range, refuse_shared
+from cutlayer.nn.cut import Layout, block_names, blocks_of, cut_range, device_of, has_blocks, refuse_shared
 from cutlayer.nn.flat import Style, half
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import tensors
@@ -95,7 +96,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     processes = join(options.ranks)
     options.check(test)
     parts = options.parts()
-    model = twin(model)  # the caller may change the original, even between rounds
+    model = in_blocks(twin(model), clients)  # a copy: the caller may change the original, even between rounds
     layout, cuts, start, offsets = _cut(model, options, parts)
     schedule = _feed(options, parts)
     on = inputs.device(options.device)
@@ -113,12 +114,24 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     return Run(model, _setup(made, classes), start, options.target, options.progress)
 
 
+def in_blocks(model: nn.Module, clients: Any) -> nn.Module:
+    """Return a model in blocks. One that has none is traced with a few rows of a client."""
+    if not isinstance(model, nn.Module) or has_blocks(model):
+        return model
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    if isinstance(clients, RemoteClients):
+        clients = [clients.example]
+    first = clients[0] if isinstance(clients, Population) else next(iter(clients))
+    x, _ = inputs.example([source(first, dtype, "clients[0]")], device_of([model]))
+    return as_blocks(model, x)
+
+
 def _cut(
     model: nn.Module, options: Options, parts: Parts
 ) -> tuple[Layout, tuple[int, int], Global, Sequence[tuple[int, int, int]]]:
     """Return the layout, the range of cuts, the first state, and where the client's weights end for each cut."""
     layout = Layout(len(blocks_of(model)), tail=int(options.labels == "stay"))
-    lo, hi = cut_range(options.cut, layout)
+    lo, hi = cut_range(options.cut, layout, block_names(model))
     refuse_senseless(parts, options.protocol, lo != hi, options.labels)
     refuse_shared(model, lo, hi, layout.tail)
     whole = half(model, layout.whole, inputs.device(options.device))

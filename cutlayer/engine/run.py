@@ -16,7 +16,7 @@ from cutlayer.engine.records import Global, Round, counted
 from cutlayer.engine.setup import Setup
 from cutlayer.errors import RoundAbandoned
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, blocks_of, device_of
+from cutlayer.nn.cut import Layout, blocks_of, device_of, unwrapped
 from cutlayer.nn.flat import Half, Vectors
 
 
@@ -119,8 +119,16 @@ class Run(Iterator[Round]):
     @property
     def model(self) -> nn.Module:
         """A copy of the global model; where clients keep their fronts, with the mean of these, weighted by size."""
+        return unwrapped(self.in_blocks())
+
+    def in_blocks(self, client: int | None = None) -> nn.Module:
+        """Return a copy of the global model, or of one client's own, in the form that can be cut."""
+        if client is not None:
+            return with_weights(self._model, self.setup.layout, self._personal(client))
         keeps = self.setup.traits.carry == "keep"
-        return self._joined(self.state.merged(self.setup.sizes) if keeps else self.state.W)
+        return with_weights(
+            self._model, self.setup.layout, self.state.merged(self.setup.sizes) if keeps else self.state.W
+        )
 
     @property
     def clients(self) -> Personal:
@@ -129,15 +137,14 @@ class Run(Iterator[Round]):
 
     def personal(self, client: int) -> nn.Module:
         """Return the model of one client: the front it keeps (or would start with), joined to the back."""
-        own = self.state.front(client)
-        W = self.state.W
-        if own is not None:
-            _, W_s = W.split(self.setup.offsets[self.setup.cuts[0]])
-            W = Vectors(*(torch.cat(pair) for pair in zip(own, W_s, strict=True)))
-        return self._joined(W)
+        return unwrapped(self.in_blocks(client))
 
-    def _joined(self, W: Vectors) -> nn.Module:
-        return with_weights(self._model, self.setup.layout, W)
+    def _personal(self, client: int) -> Vectors:
+        own, W = self.state.front(client), self.state.W
+        if own is None:
+            return W
+        _, W_s = W.split(self.setup.offsets[self.setup.cuts[0]])
+        return Vectors(*(torch.cat(pair) for pair in zip(own, W_s, strict=True)))
 
 
 def with_weights(model: nn.Module, layout: Layout, W: Vectors) -> nn.Module:

@@ -56,7 +56,9 @@ class Config(BaseModel):
 
     task: str = Field("digits", description="data set")
     model: Spec = Field({"name": "cnn"}, description="model")
-    cut: int | tuple[int, int] = Field(0, description="the client's last block, or LO HI: redrawn every round")
+    cut: int | str | tuple[int | str, int | str] = Field(
+        0, description="the client's last block, by number or name, or LO HI: redrawn every round"
+    )
     scheme: Spec = Field({"name": "smofi"}, description="what the server does with the smashed data")
     local: Spec | None = Field(None, description="what clients and server add to the plain gradient")
     update: Spec = Field({"name": "fedavg"}, description="what happens to the mean of the halves")
@@ -176,7 +178,7 @@ class Config(BaseModel):
             brought(update, optimizer),
             brought(update, self.part("server_optimizer") or optimizer),
         )
-        redrawn = not isinstance(self.cut, int) and self.cut[0] != self.cut[1]
+        redrawn = isinstance(self.cut, tuple) and self.cut[0] != self.cut[1]
         refuse_senseless(parts, self.protocol, redrawn, self.labels)
         return self
 

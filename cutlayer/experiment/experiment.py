@@ -130,11 +130,10 @@ def _blueprint(described: Description, remote: RemoteClients | None) -> Blueprin
     config = described.config
     look(config)
     data = load_data(config)
-    cut = config.cut if isinstance(config.cut, int) else config.cut[0]
     return Blueprint(
         text=described.dump(),
         build=lambda warm: assemble(config, warm, remote),
-        saved=Saved(config.model, data.shape, data.classes, cut, config.labels),
+        saved=Saved(config.model, data.shape, data.classes),
         every=config.checkpoint_every,
         ranks=config.ranks,
     )

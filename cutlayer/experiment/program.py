@@ -32,6 +32,7 @@ from cutlayer.experiment.description import PROGRAM
 from cutlayer.experiment.model_files import Saved
 from cutlayer.experiment.recorder import Blueprint
 from cutlayer.network.protocol.settings import Net
+from cutlayer.nn.cut import unwrapped
 from cutlayer.registry import KINDS, Part
 
 UNSAID = ("progress", "threads", "kept_memory", "ranks", "device", "clock", "profile")  # or said otherwise
@@ -82,7 +83,7 @@ def recorded(run: Run, model: nn.Module, options: Options, where: Where, serve: 
     if serve is not None:
         values[description.TABLE] = dict(serve)
     s = run.setup
-    saved = Saved({"name": PROGRAM, "class": _qualified(type(model))}, s.row, s.classes or 0, s.cuts[0], options.labels)
+    saved = Saved({"name": PROGRAM, "class": _qualified(type(unwrapped(model)))}, s.row, s.classes or 0)
     text = f"{description.HEADER}{tomli_w.dumps(values)}"
     blueprint = Blueprint(text, lambda warm: run, saved, where.every, options.ranks)
     out = where.out
@@ -142,7 +143,7 @@ def describe(run: Run, model: nn.Module, options: Options) -> dict[str, Any]:
         "count_sync": s.clock.sync,
         "sequential": s.clock.sequential,
         "profile": options.profile if isinstance(options.profile, str) else "alike" if not options.profile else "given",
-        PROGRAM: {"model": _qualified(type(model))},
+        PROGRAM: {"model": _qualified(type(unwrapped(model)))},
         **{field: part(field, getattr(s, field)) for field in PARTS},
         "server_optimizer": part("optimizer", s.server_optimizer),
     }

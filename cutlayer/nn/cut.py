@@ -1,8 +1,9 @@
 """Cut a model in two.
 
-A model is an ordered list of blocks: an `nn.Sequential`, or any module with a `blocks` attribute whose forward
-applies them in order. `cut=L` gives the client blocks 0..L (block 0 is the stem) and the server the rest. Where labels
-stay with the client (the U-shape), the last block is the client's too, and the server holds the middle.
+A model is an ordered list of blocks: an `nn.Sequential`, any module with a `blocks` attribute whose forward applies
+them in order, or what `cl.blocks` makes of a model of another kind. `cut=L` gives the client blocks 0..L (block 0 is
+the stem) and the server the rest. Where labels stay with the client (the U-shape), the last block is the client's too,
+and the server holds the middle.
 """
 
 from __future__ import annotations
@@ -15,12 +16,56 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.core.randomness import OwnRandomness
-from cutlayer.errors import ContractError, expect, is_whole
+from cutlayer.errors import ContractError, expect, is_whole, unknown
 from cutlayer.nn.copies import twin
 from cutlayer.nn.nested import Inputs, each
 
-Cut = int | tuple[int, int]
-"""One block index, or (lo, hi), both included: a new one is drawn every round."""
+Cut = int | str | tuple[int | str, int | str]
+"""One block, by its index or name; or (lo, hi), both included: a new one is drawn every round."""
+
+
+class Blocks(nn.Module):
+    """A model of any kind, together with blocks that compute the same, one after another, and share its parameters.
+
+    `aliases`: the names of each block's end, the outermost submodule first. `whole`: several inputs are passed to the
+    model as one argument, and not by name.
+    """
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], aliases: Sequence[Sequence[str]], whole: bool = True
+    ) -> None:
+        super().__init__()
+        self.model, self.blocks = model, nn.ModuleList(blocks)
+        self.aliases, self.whole = [list(names) for names in aliases], whole
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each block's end."""
+        return [names[0] for names in self.aliases]
+
+    def forward(self, x: Inputs) -> Any:
+        return self.model(x) if self.whole or isinstance(x, Tensor) else self.model(**x)
+
+    def in_order(self, x: Inputs) -> Any:
+        """Compute the same, block after block."""
+        return in_order(list(self.blocks), x)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return a model of the user's own class."""
+    return model.model if isinstance(model, Blocks) else model
+
+
+def has_blocks(model: nn.Module) -> bool:
+    return isinstance(model, nn.Sequential) or hasattr(model, "blocks")
+
+
+def block_names(model: nn.Module) -> list[list[str]]:
+    """The names by which each block can be called."""
+    if isinstance(model, Blocks):
+        return model.aliases
+    by_id = {id(module): name for name, module in model.named_modules()}
+    return [[by_id.get(id(block), str(index))] for index, block in enumerate(blocks_of(model))]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -28,7 +73,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     given = model if isinstance(model, nn.Sequential) else getattr(model, "blocks", None)
     if not isinstance(given, Iterable):
         raise ContractError(
-            f"model = {type(model).__name__}: expected an nn.Sequential, or a module with a `blocks` attribute"
+            f"model = {type(model).__name__}: expected an nn.Sequential, a module with a `blocks` attribute, or "
+            "cl.blocks(model, example=x)"
         )
     blocks = list(given)
     expect(len(blocks) >= 2, "model", f"{type(model).__name__} of {len(blocks)} block(s)", "at least 2 blocks to cut")
@@ -36,7 +82,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     registered = all(id(p) in known for b in blocks for p in b.parameters())
     expect(registered, "model.blocks", type(given).__name__, "an nn.ModuleList, so that its parameters are the model's")
     held = {id(t) for b in blocks for t in (*b.parameters(), *b.buffers())}
-    stray = [name for name, t in (*model.named_parameters(), *model.named_buffers()) if id(t) not in held]
+    whole = (*model.named_parameters(), *model.named_buffers())
+    if isinstance(model, Blocks):  # whatever is constant may be anywhere in the user's model
+        whole = tuple((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    stray = [name for name, t in whole if id(t) not in held]
     expect(not stray, "model", stray, "every parameter and buffer inside one of the blocks")
     return blocks
 
@@ -63,9 +112,11 @@ class Layout:
         return self.whole[self.tail + cut + 1 :]
 
 
-def cut_range(cut: Cut, layout: Layout) -> tuple[int, int]:
-    """Return `cut` as an inclusive range of block indices; refuse one that leaves the server without a block."""
-    ends, last = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut), layout.n - layout.tail - 2
+def cut_range(cut: Cut, layout: Layout, names: Sequence[Sequence[str]] = ()) -> tuple[int, int]:
+    """Return `cut` as an inclusive range of block indices; refuse one that leaves the server without a block. `names`:
+    those of the blocks, in case the cut is given by name."""
+    given, last = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut), layout.n - layout.tail - 2
+    ends = tuple(_index(end, names) if isinstance(end, str) else end for end in given)
     whole = len(ends) == 2 and all(is_whole(c) for c in ends)
     stays = " (the last block stays with the client, and the server has at least one)" if layout.tail else ""
     expect(last >= 0, "model", f"{layout.n} blocks", "at least 3 for labels that stay: front, middle and last block")
@@ -73,10 +124,18 @@ def cut_range(cut: Cut, layout: Layout) -> tuple[int, int]:
     return int(ends[0]), int(ends[1])
 
 
+def _index(name: str, names: Sequence[Sequence[str]]) -> int:
+    for index, known in enumerate(names):
+        if name in known:
+            return index
+    raise unknown("cut", name, [known[0] for known in names[:-1]])
+
+
 def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
     """Refuse a parameter or buffer that two parts would share with a cut in lo..hi; the parts are the front, the back,
     and the tail if there is one."""
-    names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+    own = unwrapped(model)
+    names = {id(t): name for name, t in (*own.named_parameters(), *own.named_buffers())}
     first: dict[int, int] = {}
     blocks = blocks_of(model)
     for index, block in enumerate(blocks):
@@ -104,12 +163,12 @@ def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
     return cast(Tensor, out)
 
 
-def halves(model: nn.Module, cut: int) -> tuple[nn.Sequential, nn.Sequential]:
+def halves(model: nn.Module, cut: int | str) -> tuple[nn.Sequential, nn.Sequential]:
     """Return stand-alone copies of the front (blocks 0..cut) and of the back."""
     blocks = blocks_of(model)
-    lo, hi = cut_range(cut, Layout(len(blocks)))
+    lo, hi = cut_range(cut, Layout(len(blocks)), block_names(model))
     refuse_shared(model, lo, hi)
-    copies = [twin(nn.Sequential(*part)) for part in (blocks[: cut + 1], blocks[cut + 1 :])]
+    copies = [twin(nn.Sequential(*part)) for part in (blocks[: lo + 1], blocks[lo + 1 :])]
     return copies[0], copies[1]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.core.randomness import OwnRandomness
+from cutlayer.nn.blocks import as_blocks
 from cutlayer.nn.cut import blocks_of
 
 BATCH = 64
@@ -29,6 +30,7 @@ def distance_correlation(x: Tensor, a: Tensor) -> float:
 @torch.no_grad()
 def leakage(model: nn.Module, x: Tensor) -> list[float]:
     """Return the dCor between the rows `x` and the output of each block, in inference mode."""
+    model = as_blocks(model, x[:2])
     found = []
     was = model.training
     with OwnRandomness():

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from cutlayer.core.randomness import OwnRandomness
-from cutlayer.nn.cut import blocks_of
+from cutlayer.nn.blocks import as_blocks
+from cutlayer.nn.cut import block_names, blocks_of
 from cutlayer.nn.macs import shape_of
 from cutlayer.nn.nested import Inputs
 from cutlayer.simulation.devices import kilobits
@@ -25,6 +26,7 @@ class CutCost:
     weights: tuple[int, int]  # client, server
     macs: tuple[int, int]  # forward, one sample
     kbit: float  # the activations of one sample; their gradient is as large
+    name: str = ""  # of the last block of the client's
 
     @property
     def share(self) -> float:
@@ -41,9 +43,10 @@ def cuts(model: nn.Module, x: Inputs) -> list[CutCost]:
     >>> [(c.cut, c.output, c.weights, c.macs, c.kbit) for c in cl.cuts(model, torch.zeros(2, 8))]
     [(0, (4,), (36, 10), (32, 8), 0.128), (1, (4,), (36, 10), (32, 8), 0.128)]
     """
+    model = as_blocks(model, x)
     measured = shape_of(model, x)
     weights = list(accumulate(sum(p.numel() for p in block.parameters()) for block in blocks_of(model)))
-    macs = list(accumulate(measured.macs))
+    macs, names = list(accumulate(measured.macs)), block_names(model)
     found, was = [], model.training
     with OwnRandomness():
         model.eval()
@@ -52,6 +55,6 @@ def cuts(model: nn.Module, x: Inputs) -> list[CutCost]:
             after = block(after)
             shape = tuple(after.shape[1:]) if isinstance(after, torch.Tensor) else ()
             sides = (weights[L], weights[-1] - weights[L]), (macs[L], macs[-1] - macs[L])
-            found.append(CutCost(L, shape, *sides, kilobits(measured.elements[L])))
+            found.append(CutCost(L, shape, *sides, kilobits(measured.elements[L]), names[L][0]))
         model.train(was)
     return found

@@ -88,6 +88,9 @@ def _table(title: str, words: str, found: list[CutCost], leaks: list[float] | No
         title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, caption=words, caption_justify="left"
     )
     out.add_column("cut", justify="right", style="bold")
+    named = any(cut.name != str(cut.cut) for cut in found)
+    if named:
+        out.add_column("after", no_wrap=True)
     out.add_column("output", justify="right")
     for heading in ("client weights", "server weights", "client MACs", "server MACs"):
         out.add_column(heading, justify="right")
@@ -97,7 +100,13 @@ def _table(title: str, words: str, found: list[CutCost], leaks: list[float] | No
         out.add_column("dCor", no_wrap=True)
     most = max(cut.kbit for cut in found)
     for cut in found:
-        cells = [str(cut.cut), _times(cut.output), *(f"{n:,}" for n in cut.weights), *map(_short, cut.macs)]
+        cells = [
+            str(cut.cut),
+            *([cut.name] if named else []),
+            _times(cut.output),
+            *(f"{n:,}" for n in cut.weights),
+            *map(_short, cut.macs),
+        ]
         cells += [f"{_bar(cut.share)} {cut.share:6.1%}", f"{_bar(cut.kbit / most)} {cut.kbit:,.1f}"]
         if leaks is not None:
             cells.append(f"{_bar(leaks[cut.cut])} {leaks[cut.cut]:.2f}")

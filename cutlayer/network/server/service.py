@@ -34,7 +34,7 @@ from cutlayer.network.transport.grpc_hub import GrpcHub
 from cutlayer.network.transport.hub import Admit, Hub
 from cutlayer.network.transport.reload import Reminders
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Cut, Layout, blocks_of, cut_range, probe
+from cutlayer.nn.cut import Cut, Layout, block_names, blocks_of, cut_range, probe
 from cutlayer.nn.flat import half
 from cutlayer.schemes.autograd import Loss
 
@@ -74,7 +74,7 @@ class Service:
         net, on = self.net, inputs.device(self.device)
         model = twin(self.model)
         self.layout = Layout(len(blocks_of(model)), tail=int(self.labels == "stay"))
-        cuts = cut_range(self.cut, self.layout)
+        cuts = cut_range(self.cut, self.layout, block_names(model))
         self._select(1)  # raises now if `participation` is wrong
         dtype = half(model, self.layout.whole, on).read().w.dtype
         rows = source(self.look, dtype, "test")
