@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from cutlayer.data.schedule import Indices
 from cutlayer.data.source import Source
 from cutlayer.errors import ClientError, CutlayerError
 from cutlayer.nn.flat import Rows, differentiate
-from cutlayer.nn.nested import Inputs, ordered
+from cutlayer.nn.nested import Inputs, ordered, parted
 from cutlayer.optim.local import clip, clips, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.step import Step, optimizer_step
@@ -157,18 +157,18 @@ class Client:
         seed, drawn = self.plan.schedule.seed, rows.half.style.randomness
         with torch.enable_grad():
             with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
-                a = rows.forward(self.seat.index, x)
-            return Live(self.noisy(a), y, rows.leaves(self.seat.index))
+                a, more = parted(rows.forward(self.seat.index, x))
+            return Live(self.noisy(a), y, rows.leaves(self.seat.index), more)
 
     def forward(self) -> Smashed:
         """Take the next step forward, and return the smashed data."""
-        self._a, y, _ = self.live()
-        return self.sent(self._a.detach(), y)
+        self._a, y, _, more = self.live()
+        return self.sent(self._a.detach(), y, tuple(t.detach() for t in more))
 
-    def sent(self, a: Tensor, y: Tensor) -> Smashed:
+    def sent(self, a: Tensor, y: Tensor, more: tuple[Tensor, ...] = ()) -> Smashed:
         """Return the message with the smashed data. Labels are sent with them, or stay here for `tail_step`."""
         self._y = y
-        return Smashed(self.here(), a, y if self.plan.loss is None else None)
+        return Smashed(self.here(), a, y if self.plan.loss is None else None, more)
 
     @naming
     def tail_step(self, features: Features) -> FeatureGrad | None:
@@ -181,7 +181,7 @@ class Client:
         drawn = rows.half.style.randomness
         with torch.enable_grad():
             with forward_randomness(drawn, plan.schedule.seed, where.round, self.id, where.step, "last"):
-                loss = plan.loss(rows.forward(j, z.clone(), stage=1), self._y)
+                loss = plan.loss(cast(Tensor, rows.forward(j, z.clone(), stage=1)), self._y)
             (grad,) = differentiate(loss, [rows.leaves(j, 1)], inputs=[z])
         return FeatureGrad(where, grad)
 

@@ -78,6 +78,8 @@ def encode(message: Message, parts: Parts, within: bool = False) -> Encoded:
         if kind in PARTS:
             said[name] = parts.words(name, value)
             continue
+        if name in _optional(type(message).__name__) and not value:
+            continue
         word, some = CODECS[kind].encode(value)
         tensors += some
         if kind is not Tensor:
@@ -92,7 +94,8 @@ def decode(kind: str, words: Mapping[str, Any], tensors: Sequence[Tensor], parts
     values: dict[str, Any] = {"address": address_of(kind, words)}
     named = dict(_fields(kind, within))
     said = {name for name, type_ in named.items() if type_ is not Tensor}
-    for odd, what in ((said - words.keys(), "without"), (words.keys() - said, "with an unknown")):
+    missing = said - words.keys() - _optional(kind)
+    for odd, what in ((missing, "without"), (words.keys() - said, "with an unknown")):
         if odd:
             raise FrameError(f"a {kind} {what} {min(map(str, odd))[:40]}")
     wanted = 0
@@ -103,7 +106,7 @@ def decode(kind: str, words: Mapping[str, Any], tensors: Sequence[Tensor], parts
         return tuple(tensors[wanted - n : wanted]) if wanted <= len(tensors) else (NONE,) * min(n, 3)
 
     for name, type_ in named.items():
-        if name in values:
+        if name in values or (name not in words and name in _optional(kind)):
             continue
         given = words.get(name)
         try:
@@ -131,6 +134,12 @@ def _fields(kind: str, within: bool) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(KINDS[kind])
     ways = ("", messages.WITHIN) if within else ("",)
     return tuple((f.name, hints[f.name]) for f in fields(KINDS[kind]) if f.metadata.get("travels", "") in ways)
+
+
+@functools.cache
+def _optional(kind: str) -> frozenset[str]:
+    """The fields of a message that are left out where they are empty."""
+    return frozenset(f.name for f in fields(KINDS[kind]) if "optional" in f.metadata)
 
 
 def _count(words: Any, _: Take | None = None) -> int:

@@ -42,6 +42,10 @@ def travels(how: str) -> dict[str, str]:
     return {"travels": how}
 
 
+OPTIONAL = {"optional": "left out where it has its default"}
+"""The metadata of a field that older versions do not have."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Identifies a message, so that stale and repeated ones are recognised."""
@@ -100,10 +104,11 @@ class Smashed:
     address: Address
     a: Tensor
     y: Tensor | None  # None: the labels stay with the client
+    more: tuple[Tensor, ...] = field(default=(), metadata=OPTIONAL)  # what crosses the cut beside a, without a gradient
 
     @property
     def nbytes(self) -> int:
-        return self.a.nbytes + (0 if self.y is None else self.y.nbytes)
+        return self.a.nbytes + (0 if self.y is None else self.y.nbytes) + sum(t.nbytes for t in self.more)
 
     @property
     def samples(self) -> int:
@@ -135,11 +140,12 @@ class FeatureGrad:
 
 
 class Live(NamedTuple):
-    """A_j with its graph, y_j, and the front's leaves, of one client or stacked for several."""
+    """A_j with its graph, y_j, the front's leaves, what travels beside A_j; of one client or stacked for several."""
 
     a: Tensor
     y: Tensor
     front: Views
+    more: tuple[Tensor, ...] = ()
 
 
 class Near(Protocol):

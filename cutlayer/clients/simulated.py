@@ -16,8 +16,8 @@ from cutlayer.clients.messages import Attached, CutGrad, Down, Finish, Live, Nex
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source, take_together
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
-from cutlayer.nn.nested import Inputs, ordered
-from cutlayer.nn.stacked import Stacks, stacked, together
+from cutlayer.nn.nested import Inputs, ordered, parted, stacked
+from cutlayer.nn.stacked import Stacks, together
 from cutlayer.optim.local import clips
 from cutlayer.optim.memory import Memory
 from cutlayer.optim.step import optimizer_step
@@ -94,9 +94,10 @@ class LocalCohort(Cohort):
     def _forward(self, clients: Sequence[Client]) -> list[Smashed]:
         if len(clients) == 1:
             return [clients[0].forward()]
-        a, y, _ = self.live([client.id for client in clients])
-        parts = zip(clients, a.detach().contiguous().unbind(), y.unbind(), strict=True)  # contiguous, as if received
-        return [client.sent(a_j, y_j) for client, a_j, y_j in parts]
+        a, y, _, more = self.live([client.id for client in clients])
+        apart = [t.detach().contiguous().unbind() for t in (a, *more)]  # contiguous, as if received
+        parts = zip(clients, y.unbind(), zip(*apart, strict=True), strict=True)
+        return [client.sent(a_j, y_j, tuple(more_j)) for client, y_j, (a_j, *more_j) in parts]
 
     def live(self, clients: Sequence[int]) -> Live:
         """Take a step forward with these clients, in one graph that stays attached."""
@@ -119,10 +120,10 @@ class LocalCohort(Cohort):
         x, y = self._batches(clients)
         stack = self._stacks.of([client.seat.index for client in clients])
         with torch.enable_grad():
-            a = stack.forward(x)
+            a, more = parted(stack.forward(x))
             if clients[0].plan.noise:
                 a = torch.stack([client.noisy(a_j) for client, a_j in zip(clients, a.unbind(), strict=True)])
-        return Live(a, y, stack.rows.half.leaves(stack.views, 0))
+        return Live(a, y, stack.rows.half.leaves(stack.views, 0), more)
 
     def _batches(self, clients: Sequence[Client]) -> tuple[Inputs, Tensor]:
         """The samples of the clients' next steps, contiguous [n, batch, ...]; one read if all share one data set."""
@@ -194,4 +195,5 @@ def _side_by_side(clients: Sequence[Client]) -> Live:
         a = torch.stack([live.a for live in each])
     fronts = zip(*(live.front for live in each), strict=True)
     w, b, i, g = ([tensor for one in kind for tensor in one] for kind in fronts)
-    return Live(a, torch.stack([live.y for live in each]), Views(w, b, i, g))
+    more = tuple(torch.stack(beside) for beside in zip(*(live.more for live in each), strict=True))
+    return Live(a, torch.stack([live.y for live in each]), Views(w, b, i, g), more)

@@ -53,7 +53,7 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, how = kwargs or {}, _how_it_draws(func)
-        if how is None or kwargs.get("dropout_p") == 0:
+        if how is None or kwargs.get("dropout_p") == 0 or _LENDING.mine():  # mine: a context inside this one has lent
             return func(*args, **kwargs)
         if how == "in parts":  # each of its operations is dispatched here again
             with self:
@@ -85,8 +85,8 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation that can draw only from the device's global generator, such as the dropout inside attention
         on a GPU: for this one call, that generator has the state of ours."""
-        names = [argument.name for argument in func._schema.arguments]
-        if {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 1) == 0:
+        known = {a.name: a.default_value for a in func._schema.arguments}
+        if {**known, **dict(zip(known, args, strict=False)), **kwargs}.get("dropout_p", 1) == 0:
             return func(*args, **kwargs)
         self.used, mine = True, self._generator(device)
         index = 0 if device.index is None else device.index
@@ -101,7 +101,25 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 theirs.set_state(before)
 
 
-_LENDING = threading.Lock()
+class _Lending:
+    """A lock around torch's global generators, that knows whether this thread holds it."""
+
+    def __init__(self) -> None:
+        self._lock, self._owner = threading.Lock(), 0
+
+    def mine(self) -> bool:
+        return self._owner == threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        self._owner = 0
+        self._lock.release()
+
+
+_LENDING = _Lending()
 
 
 @functools.cache

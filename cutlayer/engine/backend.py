@@ -18,7 +18,7 @@ from cutlayer.errors import expect, is_whole, unknown
 from cutlayer.nn.cut import blocks_of
 from cutlayer.nn.flat import half
 from cutlayer.nn.macs import Shape
-from cutlayer.nn.nested import Inputs, each
+from cutlayer.nn.nested import Inputs, each, parted
 from cutlayer.nn.stacked import SIZE, Loss, unstackable
 
 BACKENDS = ("auto", "loop", "stacked")
@@ -93,7 +93,7 @@ def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.dev
     whole = half(model, range(len(blocks_of(model))), device)
     with torch.no_grad():
         with OwnRandomness() as drawn:
-            out = whole(each(x, torch.clone), whole.views(whole.read()))
+            out, _ = parted(whole(each(x, torch.clone), whole.views(whole.read())))
         with OwnRandomness() as late:
             loss(out, y)
     return "own" if drawn.used or late.used else "none", late.used

@@ -23,7 +23,7 @@ from cutlayer.errors import ContractError
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import blocks_of, in_order
 from cutlayer.nn.flat import half
-from cutlayer.nn.nested import Inputs, each, length
+from cutlayer.nn.nested import Inputs, each, length, tensors
 from cutlayer.schemes.traits import Traits
 
 COPIES = 6  # of the whole model: W, the next W, the means' sums, an update's momentum
@@ -56,7 +56,7 @@ def mib(size: float) -> str:
     return f"{math.ceil(size / MIB * 10**digits) / 10**digits:,.{digits}f}"
 
 
-def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> tuple[float, Tensor]:
+def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> tuple[float, Inputs]:
     """Return the bytes per sample that consecutive blocks save for their backward, and their output."""
     part = half(twin(model), which, device)
     own = {t.untyped_storage().data_ptr() for block in part.blocks for t in (*block.parameters(), *block.buffers())}
@@ -70,7 +70,7 @@ def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.devic
 
     with OwnRandomness(), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
         out = in_order(part.blocks, each(x, lambda t: t.detach().clone()))
-    return sum(seen.values()) / length(x), out.detach()
+    return sum(seen.values()) / length(x), each(out, torch.detach)
 
 
 def counter(
@@ -98,7 +98,7 @@ def counter(
         sum(p.numel() * p.element_size() for index in which for p in blocks[index].parameters())
         for which in (layout.client(cut), layout.server(cut))
     )
-    smashed = a.numel() * a.element_size() / length(x)
+    smashed = sum(t.nbytes for t in tensors(a)) / length(x)
 
     def count(m: int) -> Need:
         here = min(m, flight)

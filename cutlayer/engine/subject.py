@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class Subject:
     offsets: Sequence[tuple[int, int, int]]  # where the client's part of the flat vectors ends, for each cut
     x: Inputs
     y: Tensor
+    crossings: Mapping[int, Sequence[str]] = field(default_factory=dict)  # names, where several tensors cross a cut
 
     @property
     def redrawn(self) -> bool:
@@ -39,7 +40,9 @@ class Subject:
 
     def back(self, cut: int, style: Style | None = None) -> Half:
         """Return the server's blocks."""
-        return half(self.model, self.layout.server(cut), self.device, style)
+        made = half(self.model, self.layout.server(cut), self.device, style)
+        made.takes = self.crossings.get(cut, ())
+        return made
 
     def whole(self) -> Half:
         """Return all blocks."""

@@ -1,7 +1,8 @@
 """Any model as blocks: find the places where it can be cut, and cut it there.
 
-A place is a point in the order of a forward's operations. The model can be cut there if one tensor crosses it: whatever
-comes later needs that tensor alone. Inside a skip connection two tensors cross.
+A place is a point in the order of a forward's operations. The model can be cut there if one tensor with a gradient
+crosses it: whatever comes later needs that tensor, and besides only inputs or what was made of them without parameters
+(a mask, lengths). Inside a skip connection two tensors with a gradient cross.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from cutlayer.errors import NEAR, ContractError, expect
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Blocks, has_blocks
 from cutlayer.nn.nested import Inputs, each, length
-from cutlayer.nn.program import Operation, Part, Segment, Untraceable, traced
+from cutlayer.nn.program import Operation, Part, Segment, Untraceable, attribute, traced
 
 HINT = "; expected a model whose forward torch.fx can follow, an nn.Sequential, or a module with `blocks`"
 SHOWN = 8  # names in an error message, at most
@@ -46,7 +47,12 @@ class Forward:
             fixed = o.kind == "attribute" or (o.kind == "function" and all(name in self.constant for name in o.uses))
             if fixed and o.name not in self.inputs:
                 self.constant.add(o.name)
-        self.values = self._run(model, x)
+        self.values, self.rows = self._run(model, x), length(dict(x))
+        self.learned = self._depend_on_weights(model)
+        self.raw = set(self.inputs[:1])  # what the first input can be read off: itself, and what depends on it
+        for o in self.operations:
+            if self.raw & set(o.uses):
+                self.raw.add(o.name)
         self.last_use: dict[str, int] = {}
         for place, o in enumerate(operations):
             self.last_use |= {name: place for used in o.uses for name in self._needs(used)}
@@ -62,16 +68,44 @@ class Forward:
             values[o.name] = given.clone() if isinstance(given, Tensor) and o.kind != "attribute" else given
         return values
 
+    def _depend_on_weights(self, model: nn.Module) -> set[str]:
+        """The values that depend on trainable parameters, and so have a gradient."""
+        found: set[str] = set()
+        for o in self.operations:
+            mine: list[Any] = []
+            if o.kind == "module":
+                mine = list(model.get_submodule(o.target).parameters())
+            elif o.kind == "attribute":
+                mine = [attribute(model, o.target)]
+            if any(isinstance(p, Tensor) and p.requires_grad for p in mine) or found & set(o.uses):
+                found.add(o.name)
+        return found
+
     def crossing(self, place: int) -> Crossing:
         """What crosses after the operation at this place."""
         names = tuple(o.name for o in self.operations[: place + 1] if self.last_use.get(o.name, -1) > place)
-        if len(names) != 1:
-            said = ", ".join(self._said(name) for name in names) or "nothing"
-            return Crossing(names, f"{said} cross it" if len(names) > 1 else f"{said} crosses it")
-        value = self.values[names[0]]
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return Crossing(names, f"{self._said(names[0])} crosses it, which is no floating tensor")
-        return Crossing(names)
+        if not names:
+            return Crossing(names, "nothing crosses it")
+        learned = [name for name in names if name in self.learned]
+        floating = [name for name in learned or names if self._floating(name)]
+        said = ", ".join(self._said(name) for name in names)
+        if len(learned) > 1:
+            return Crossing(names, f"{said} cross it, more than one of them with a gradient")
+        if not floating or (learned and learned != floating):
+            return Crossing(names, f"{said} cross{'es' * (len(names) == 1)} it, and no floating tensor with a gradient")
+        first = floating[-1]
+        others = tuple(name for name in names if name != first)
+        for name in others:
+            value = self.values[name]
+            if not isinstance(value, Tensor) or not value.ndim or len(value) != self.rows:
+                return Crossing(names, f"{said} cross it, and {name} has no row for each sample")
+            if name in self.raw and value.nbytes >= self.values[self.inputs[0]].nbytes:
+                return Crossing(names, f"{said} cross it: with {name}, the input itself would leave the client")
+        return Crossing((first, *others))
+
+    def _floating(self, name: str) -> bool:
+        value = self.values[name]
+        return isinstance(value, Tensor) and value.is_floating_point()
 
     def _said(self, name: str) -> str:
         """A value for people: the submodule that it comes from, and its shape."""
@@ -101,7 +135,8 @@ class Forward:
 def blocks(model: nn.Module, at: Sequence[str] | None = None, example: Any = None) -> Blocks:
     """Return a model as blocks, so that it can be cut: `cl.blocks(net, at=["layer1", "layer3"], example=x)`.
 
-    at        the submodules after which a block ends, by name; None: every place where one tensor passes
+    at        the submodules after which a block ends, by name; None: every place where one tensor passes. At a place
+              that is named, others may cross beside it, without a gradient: a mask, lengths
     example   a few rows of inputs: a tensor, or several by the names that the model's forward has for them
 
     The blocks compute what the model computes, to the bit, and share its parameters. A trained model is of the model's
@@ -214,11 +249,12 @@ def _places(forwards: Mapping[bool, Forward], at: Sequence[str] | None) -> list[
             reasons.append(forwards[False].crossing(other).why)
         why[place] = next((reason for reason in reasons if reason), "")
     fine = [place for place, reason in why.items() if not reason]
+    single = [place for place in fine if len(training.crossing(place).names) == 1]
     named = {alias: place for place in why for alias in _aliases(training.operations[place])}
     if at is None:
-        if not fine:
-            raise ContractError("model: no place where one tensor passes; it cannot be cut")
-        return fine
+        if not single:
+            raise ContractError("model: no place where one tensor passes, between two blocks; it cannot be cut")
+        return single
     for name in at:
         if name not in named:
             raise _unknown(name, [_aliases(training.operations[place])[0] for place in fine])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.errors import ContractError, expect, is_whole, unknown
 from cutlayer.nn.copies import twin
-from cutlayer.nn.nested import Inputs, each
+from cutlayer.nn.nested import Inputs, each, length
 
 Cut = int | str | tuple[int | str, int | str]
 """One block, by its index or name; or (lo, hi), both included: a new one is drawn every round."""
@@ -116,12 +116,15 @@ def cut_range(cut: Cut, layout: Layout, names: Sequence[Sequence[str]] = ()) -> 
     """Return `cut` as an inclusive range of block indices; refuse one that leaves the server without a block. `names`:
     those of the blocks, in case the cut is given by name."""
     given, last = tuple(cut) if isinstance(cut, tuple | list) else (cut, cut), layout.n - layout.tail - 2
-    ends = tuple(_index(end, names) if isinstance(end, str) else end for end in given)
-    whole = len(ends) == 2 and all(is_whole(c) for c in ends)
+    named = [isinstance(end, str) and not end.isdecimal() for end in given]
+    ends = tuple(_index(str(end), names) if by_name else end for end, by_name in zip(given, named, strict=True))
+    numbers = [end for end in ends if not isinstance(end, str) and is_whole(end)]
+    whole = len(ends) == 2 == len(numbers)
     stays = " (the last block stays with the client, and the server has at least one)" if layout.tail else ""
     expect(last >= 0, "model", f"{layout.n} blocks", "at least 3 for labels that stay: front, middle and last block")
-    expect(whole and 0 <= ends[0] <= ends[1] <= last, "cut", cut, f"block indices from 0 to {last}{stays}")
-    return int(ends[0]), int(ends[1])
+    fits = whole and 0 <= numbers[0] <= numbers[1] <= last
+    expect(fits, "cut", cut, f"block indices from 0 to {last}, or names{stays}")
+    return int(numbers[0]), int(numbers[1])
 
 
 def _index(name: str, names: Sequence[Sequence[str]]) -> int:
@@ -155,12 +158,12 @@ def device_of(blocks: Sequence[nn.Module]) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Tensor:
+def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Inputs:
     """Apply the blocks one after another."""
     out: Any = x
     for block in blocks:
         out = block(out)
-    return cast(Tensor, out)
+    return cast(Inputs, out)
 
 
 def halves(model: nn.Module, cut: int | str) -> tuple[nn.Sequential, nn.Sequential]:
@@ -187,13 +190,52 @@ def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tenso
         out: Any = each(x, torch.clone)
         blocks = blocks_of(mine)
         for index, block in enumerate(blocks):
-            out = block(out)
-            travels = lo <= index <= hi or (tail and index == len(blocks) - tail - 1)
-            if travels and not (isinstance(out, Tensor) and out.is_floating_point()):
-                kind = str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
-                raise ContractError(f"cut = {index}: block {index} gives {kind}, expected one floating tensor")
+            with torch.enable_grad():
+                out = block(out)
+            if lo <= index <= hi:
+                _crosses(index, out, length(x))
+            elif tail and index == len(blocks) - tail - 1 and not _floating(out):
+                raise ContractError(f"cut = {index}: block {index} gives {_kind(out)}, expected one floating tensor")
+    out = out.detach() if isinstance(out, Tensor) else out
     if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:
         raise ContractError("model: expected one tensor out of the last block, the same as out of the model")
     if not torch.allclose(whole, out, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ContractError("model: its forward is not its blocks applied in order, so a cut would change it")
     return whole
+
+
+def _crosses(index: int, out: Any, rows: int) -> None:
+    """Refuse what cannot cross a cut: one floating tensor can, and beside it others of as many rows, by name, that have
+    no gradient."""
+    first, more = (out, {}) if not isinstance(out, dict) or not out else (next(iter(out.values())), dict(out))
+    if not _floating(first):
+        raise ContractError(f"cut = {index}: block {index} gives {_kind(first)}, expected one floating tensor first")
+    for name, tensor in list(more.items())[1:]:
+        fits = isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == rows
+        what = _kind(tensor) + (f" {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else "")
+        expect(fits, f"cut = {index}: {name!r}, beside the activations", what, "a tensor with a row for each sample")
+        if tensor.requires_grad:
+            raise ContractError(
+                f"cut = {index}: {name!r} crosses it with a gradient, and so do the activations; expected one of them"
+            )
+
+
+def _floating(out: Any) -> bool:
+    return isinstance(out, Tensor) and out.is_floating_point()
+
+
+def _kind(out: Any) -> str:
+    return str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
+
+
+@torch.no_grad()
+def crossings(model: nn.Module, x: Inputs, lo: int, hi: int) -> dict[int, tuple[str, ...]]:
+    """Return the names of the tensors that cross each cut in lo..hi, where there are several."""
+    found: dict[int, tuple[str, ...]] = {}
+    out: Any = each(x, torch.clone)
+    with OwnRandomness():
+        for index, block in enumerate(blocks_of(twin(model).eval())[: hi + 1]):
+            out = block(out)
+            if index >= lo and isinstance(out, dict):
+                found[index] = tuple(map(str, out))
+    return found

@@ -24,7 +24,7 @@ from cutlayer.core.randomness import Randomness
 from cutlayer.errors import ContractError, expect
 from cutlayer.nn.copies import twins
 from cutlayer.nn.cut import blocks_of, in_order
-from cutlayer.nn.nested import Inputs
+from cutlayer.nn.nested import Inputs, each
 
 FEW = 16  # input channels; fewer are not safe: 2 to 7 were seen to fail
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
@@ -133,6 +133,7 @@ class Half:
         self._twins: dict[int, Half] = {threading.get_ident(): self}
         self._template = template
         self._mode: bool | None = None
+        self.takes: Sequence[str] = ()  # where several tensors cross the cut before it: their names
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -184,7 +185,11 @@ class Half:
         """Forget what is bound, so that the next call binds again."""
         self._bound = None
 
-    def __call__(self, x: Inputs, views: Views, stage: int = 0) -> Tensor:
+    def inputs(self, a: Tensor, more: Sequence[Tensor]) -> Inputs:
+        """Return what crosses the cut before this half as its input: the activations, and the tensors beside them."""
+        return dict(zip(self.takes, (a, *more), strict=True)) if more else a
+
+    def __call__(self, x: Inputs, views: Views, stage: int = 0) -> Inputs:
         """Compute the output of a stage in this thread's own copy of the blocks."""
         here = self.here()
         here.bind(views)
@@ -194,14 +199,14 @@ class Half:
             _put(module, name, tensor)
         return out
 
-    def apply(self, x: Inputs, stage: int = 0) -> Tensor:
+    def apply(self, x: Inputs, stage: int = 0) -> Inputs:
         """Apply a stage's blocks in order, with the tensors that are bound."""
         blocks = [self.blocks[place] for place in self.stages[stage]]
         if self.style.autocast is None:
             return in_order(blocks, x)
         with torch.autocast(self.device.type, self.style.autocast):
             out = in_order(blocks, x)
-        return out.to(self.dtypes[0]) if out.is_floating_point() else out
+        return each(out, lambda t: t.to(self.dtypes[0]) if t.is_floating_point() else t)
 
     def leaves(self, views: Views, stage: int) -> Views:
         """The parameters of a stage, and where their gradients go."""
@@ -270,7 +275,7 @@ class Rows:
     def row(self, j: int) -> Vectors:
         return Vectors(self.w[j], self.b[j], self.i[j])
 
-    def forward(self, j: int, x: Inputs, stage: int = 0) -> Tensor:
+    def forward(self, j: int, x: Inputs, stage: int = 0) -> Inputs:
         """Compute the half's output with row j."""
         return self.half(x, self.views[j], stage)
 

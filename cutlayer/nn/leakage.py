@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.nn.blocks import as_blocks
 from cutlayer.nn.cut import blocks_of
+from cutlayer.nn.nested import parted
 
 BATCH = 64
 
@@ -35,10 +37,10 @@ def leakage(model: nn.Module, x: Tensor) -> list[float]:
     was = model.training
     with OwnRandomness():
         model.eval()
-        out = x
+        parts: list[Any] = list(torch.split(x, BATCH))
         for block in blocks_of(model):
-            out = torch.cat([block(part) for part in torch.split(out, BATCH)])
-            found.append(distance_correlation(x, out))
+            parts = [block(part) for part in parts]
+            found.append(distance_correlation(x, torch.cat([parted(part)[0] for part in parts])))
         model.train(was)
     return found
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import blocks_of
-from cutlayer.nn.nested import Inputs, each, length
+from cutlayer.nn.nested import Inputs, each, length, parted
 
 TRAINING = 3  # forward 1, backward 2
 ATEN = torch.ops.aten
@@ -69,8 +69,17 @@ def shape_of(model: nn.Module, x: Inputs) -> Shape:
                 x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)
             recurrent.remove()
             counts.append((counter.macs + recurrent.macs) // rows)
-            elements.append(x.numel() // rows if isinstance(x, Tensor) else 0)
+            elements.append(_crossing(x) // rows)
     return Shape(counts, elements)
+
+
+def _crossing(x: Any) -> int:
+    """Return the elements of what a block gives. A tensor beside the activations crosses a cut once, not twice, so it
+    counts half its bytes, in elements of 32 bits."""
+    if not isinstance(x, Tensor | dict):
+        return 0
+    a, more = parted(x)
+    return a.numel() + sum(t.nbytes for t in more) // 8
 
 
 class _Recurrent:

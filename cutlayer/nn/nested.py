@@ -1,8 +1,12 @@
-"""The inputs of a model: one tensor, or several by name."""
+"""The inputs of a model, or what crosses a cut: one tensor, or several by name.
+
+Of several tensors that cross a cut, the first one is the activations, whose gradient goes back; the others travel
+beside it without a gradient (a mask, positions, lengths).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +27,33 @@ def ordered(x: Inputs, last: bool) -> Inputs:
         return tensor.contiguous(memory_format=torch.channels_last if images else torch.contiguous_format)
 
     return each(x, one)
+
+
+def parted(x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the activations, and the tensors that travel beside them."""
+    first, *more = tensors(x)
+    return first, tuple(more)
+
+
+def picked(x: Inputs, rows: Tensor) -> Inputs:
+    """Return some rows of a batch."""
+    return each(x, lambda tensor: tensor[rows])
+
+
+def unbound(x: Inputs) -> list[Inputs]:
+    """Return several batches of one shape, [n, batch, ...], as a list."""
+    if isinstance(x, Tensor):
+        return list(x.unbind())
+    parts = zip(*(tensor.unbind() for tensor in x.values()), strict=True)
+    return [dict(zip(x, part, strict=True)) for part in parts]
+
+
+def stacked(batches: Sequence[Inputs]) -> Inputs:
+    """Return batches of one shape as one, [n, batch, ...]."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.stack([batch for batch in batches if isinstance(batch, Tensor)])
+    return {key: torch.stack([batch[key] for batch in batches if not isinstance(batch, Tensor)]) for key in first}
 
 
 def tensors(x: Inputs) -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.nn.flat import Half, Rows, Vectors, Views, differentiate
-from cutlayer.nn.nested import Inputs, each
+from cutlayer.nn.nested import Inputs, each, parted, stacked
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE = 10
@@ -38,13 +38,13 @@ class Stack:
         b, i = ([t.clone(memory_format=torch.contiguous_format) for t in kind] for kind in (b, i))
         self.views = Views(leaves, b, i, g)
 
-    def forward(self, x: Inputs) -> Tensor:
+    def forward(self, x: Inputs) -> Inputs:
         """Compute the output for x [n, batch, ...]: that of x[j] with row j of the stack."""
         for mine, theirs in self._buffers():
             mine.copy_(theirs[self._at])
         half = self.rows.half.here()
 
-        def one(tensors: Views, x: Inputs) -> Tensor:
+        def one(tensors: Views, x: Inputs) -> Inputs:
             half.bind(tensors)
             out = half.apply(x)
             for _, module, name in half.reassigned(tensors):
@@ -52,7 +52,7 @@ class Stack:
             return out
 
         try:
-            out: Tensor = vmap(one)(self.views, x)
+            out: Inputs = vmap(one)(self.views, x)
         finally:
             half.unbind()
         for mine, theirs in self._buffers():
@@ -100,14 +100,6 @@ def together(rows: Sequence[int], samples: Sequence[int], size: int) -> list[lis
     return groups
 
 
-def stacked(batches: Sequence[Inputs]) -> Inputs:
-    """Return batches of one shape as one, [n, batch, ...]."""
-    first = batches[0]
-    if isinstance(first, Tensor):
-        return torch.stack([batch for batch in batches if isinstance(batch, Tensor)])
-    return {key: torch.stack([batch[key] for batch in batches if not isinstance(batch, Tensor)]) for key in first}
-
-
 def each_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     """The loss of every row, [n]."""
     if loss is functional.cross_entropy and out.ndim == 3 and y.ndim == 2:
@@ -127,7 +119,7 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
     rows.fill(state, 2)
     with torch.enable_grad():
         with OwnRandomness() as drawn:
-            alone = rows.forward(0, each(x, torch.clone))
+            alone, _ = parted(rows.forward(0, each(x, torch.clone)))
         if drawn.used:
             return "it draws random numbers in its forward"
         if alone.requires_grad:
@@ -138,7 +130,7 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
             stack = Stack(rows, [0, 1])
             with _SAYING, warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
-                out = stack.forward(stacked([x, x]))
+                out, _ = parted(stack.forward(stacked([x, x])))
                 if out.requires_grad:
                     differentiate(out.sum(), [stack.views])
             if any("batching rule" in str(warning.message) for warning in said):

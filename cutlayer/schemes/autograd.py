@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from cutlayer.clients.messages import Address, Attached, CutGrad, Smashed
 from cutlayer.core.randomness import forward_randomness
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
+from cutlayer.nn.nested import Inputs, each, parted, tensors, unbound
 from cutlayer.nn.stacked import Stack, Stacks, each_loss, together
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -57,10 +59,10 @@ class Passes:
 
     def _group(self, rows: Rows, which: list[int], smashed: Sequence[Message]) -> list[CutGrad]:
         one = len(smashed) == 1
-        a, y, parts, inputs = inputs_of(smashed, self.half.device)
+        a, y, more, parts, inputs = taken(smashed, self.half.device)
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
-            out, stack = self.through(rows, which, smashed, a)
+            out, stack = self.through(rows, which, smashed, self.half.inputs(a, more))
             losses = self._loss(smashed[0].address, out, y) if one else each_loss(self.loss, out, y)
             total = losses if one else losses.sum()
         parts += [rows.views[r] for r in which] if stack is None else [stack.views]
@@ -68,7 +70,7 @@ class Passes:
         losses = losses.detach()
         for s in smashed:
             if isinstance(s, Attached):
-                s.nbytes = (a.nbytes + y.nbytes) // len(smashed)
+                s.nbytes = sum(t.nbytes for t in (a, y, *more)) // len(smashed)
         flowed = a.nbytes // len(smashed)
         if one:
             return [CutGrad(smashed[0].address, grads[0] if grads else None, losses, flowed=flowed)]
@@ -77,24 +79,26 @@ class Passes:
         return [CutGrad(s.address, grad, loss, flowed=flowed) for s, grad, loss in each_one]
 
     def through(
-        self, rows: Rows, which: list[int], smashed: Sequence[Message], a: Tensor
+        self, rows: Rows, which: list[int], smashed: Sequence[Message], x: Inputs
     ) -> tuple[Tensor, Stack | None]:
         """Return the output of one row, or of several in one graph, and the stack if vmap was used."""
         if len(smashed) == 1:
-            return self.forward(rows, which[0], smashed[0].address, a), None
+            return self.forward(rows, which[0], smashed[0].address, x), None
         if not self.stacks:
-            each = zip(which, smashed, a.unbind(), strict=True)
-            return torch.stack([self.forward(rows, r, s.address, a_j) for r, s, a_j in each]), None
+            inputs = zip(which, smashed, unbound(x), strict=True)
+            return torch.stack([self.forward(rows, r, s.address, x_j) for r, s, x_j in inputs]), None
         stack = self._made.of(which)
-        return stack.forward(a.clone() if self._writes else a), stack
+        return cast(Tensor, stack.forward(each(x, torch.clone) if self._writes else x)), stack
 
     def gradient(
-        self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
+        self, rows: Rows, row: int, where: Address, x: Inputs, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Write the gradient of one batch into rows.g[row]; return the gradient at the cut and the loss."""
+        """Write the gradient of one batch into rows.g[row]; return the gradient at the cut and the loss. `x`: what
+        crosses the cut."""
+        a, more = parted(x)
         leaf = a.detach().to(self.half.device).requires_grad_()
         with torch.enable_grad():
-            out = self.forward(rows, row, where, leaf)
+            out = self.forward(rows, row, where, self.half.inputs(leaf, more))
             loss = self._loss(where, out, y, weight)
         (grad,) = differentiate(loss, [rows.views[row]], inputs=[leaf])
         return grad, loss.detach()
@@ -116,28 +120,29 @@ class Passes:
         return [done[i] for i in range(len(smashed))]
 
     def _input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        a, y, _, (leaf,) = inputs_of(smashed, self.half.device)
+        a, y, more, _, (leaf,) = taken(smashed, self.half.device)
+        x = self.half.inputs(a, more)
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
             if len(smashed) == 1:
                 where = smashed[0].address
-                losses = self._loss(where, self.forward(rows, row, where, a), y)[None]
+                losses = self._loss(where, self.forward(rows, row, where, x), y)[None]
             else:
                 half = self.half.here()
                 half.bind(rows.views[row])
-                losses = each_loss(self.loss, vmap(half.apply)(a.clone()), y)
+                losses = each_loss(self.loss, cast(Tensor, vmap(half.apply)(each(x, torch.clone))), y)
             (grad,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True)
         grad = torch.zeros_like(leaf) if grad is None else grad
         parts = zip(smashed, grad[None] if len(smashed) == 1 else grad, losses.detach(), strict=True)
         return [CutGrad(s.address, part, loss) for s, part, loss in parts]
 
-    def forward(self, rows: Rows, row: int, where: Address, a: Tensor) -> Tensor:
-        given = a.clone() if self._writes else a
-        before = given._version
+    def forward(self, rows: Rows, row: int, where: Address, x: Inputs) -> Tensor:
+        given = each(x, torch.clone) if self._writes else x
+        before = [tensor._version for tensor in tensors(given)]
         with self._randomness(where, "server"):
             out = rows.forward(row, given)
-        self._writes = given._version != before
-        return out
+        self._writes = [tensor._version for tensor in tensors(given)] != before
+        return cast(Tensor, out)
 
     def _randomness(self, where: Address, side: str) -> AbstractContextManager[object]:
         kind = self.half.style.randomness
@@ -157,18 +162,33 @@ class Passes:
         return torch.stack(parts).sum() / weight.sum()
 
 
-def inputs_of(
-    smashed: Sequence[Message], device: torch.device
-) -> tuple[Tensor, Tensor | None, list[Views], list[Tensor]]:
-    """Return the half's input, the labels if they were sent, the fronts in the same graph, and the leaves whose
-    gradients must be returned."""
+class Taken(NamedTuple):
+    """What the server computes with: A_j, of one client or stacked for several; the labels, if they were sent; the
+    tensors beside A_j; the fronts in the same graph; the leaves whose gradients must be returned."""
+
+    a: Tensor
+    y: Tensor | None
+    more: tuple[Tensor, ...]
+    fronts: list[Views]
+    leaves: list[Tensor]
+
+
+def taken(smashed: Sequence[Message], device: torch.device) -> Taken:
+    """Take what clients sent, or compute it in one graph with the server's half."""
     first = smashed[0]
     if isinstance(first, Attached):
         live = first.near.live([s.address.client for s in smashed])
-        return live.a, live.y, [live.front], []
+        return Taken(live.a, live.y, live.more, [live.front], [])
     sent = [s for s in smashed if isinstance(s, Smashed)]
     labels = [s.y for s in sent if s.y is not None]
     a = first.a if len(sent) == 1 else torch.stack([s.a for s in sent])
     y = None if not labels else (labels[0] if len(labels) == 1 else torch.stack(labels)).to(device)
+    more = first.more if len(sent) == 1 else tuple(map(torch.stack, zip(*(s.more for s in sent), strict=True)))
     leaf = a.detach().to(device).requires_grad_()
-    return leaf, y, [], [leaf]
+    return Taken(leaf, y, tuple(t.to(device) for t in more), [], [leaf])
+
+
+def joined(smashed: Sequence[Smashed], half: Half) -> Inputs:
+    """Return what all these clients sent as one batch."""
+    more = tuple(map(torch.cat, zip(*(s.more for s in smashed), strict=True)))
+    return half.inputs(torch.cat([s.a for s in smashed]), more)

@@ -21,6 +21,8 @@ from cutlayer.clients.state import SERVER
 from cutlayer.clients.waves import Wave
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
 from cutlayer.errors import expect, is_whole
+from cutlayer.nn.nested import Inputs, parted, picked
+from cutlayer.schemes.autograd import joined
 from cutlayer.schemes.averaged import Averaged, check_share
 from cutlayer.schemes.base import Closed, Server, Traits
 from cutlayer.schemes.traits import Carry
@@ -141,17 +143,19 @@ class Cycled:
     def _train(self, smashed: Sequence[Smashed]) -> None:
         """ServerGrad(B_f, freeze=false), Eq. 2: E_s epochs over the features, in batches drawn anew each epoch."""
         server, rows = self.server, self.rows
-        f, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed if s.y is not None])
+        f, y = joined(smashed, rows.half), torch.cat([s.y for s in smashed if s.y is not None])
+        a, _ = parted(f)
         sizes = [torch.full((s.samples,), float(server.samples[s.address.client])) for s in smashed]
-        w = torch.cat(sizes).to(f.device, torch.promote_types(f.dtype, torch.float32))
+        w = torch.cat(sizes).to(a.device, torch.promote_types(a.dtype, torch.float32))
         for e in range(self.epochs):
             for part in self._batches(len(y), e):
-                if len(part) == 1 and len(y) > 1 and self._needs_two(f[part]):
+                drawn = picked(f, part)
+                if len(part) == 1 and len(y) > 1 and self._needs_two(drawn):
                     continue
                 weight = w[part] if self.weighted else None
                 where = Address(server.round, EVERYBODY, self.taken)  # the address of the forward's randomness
                 self.taken += 1
-                server.gradient(rows, 0, where, f[part], y[part], weight)
+                server.gradient(rows, 0, where, drawn, y[part], weight)
                 server.step(rows, self.memory, [0])
 
     def _batches(self, n: int, epoch: int) -> Sequence[Tensor]:
@@ -176,7 +180,7 @@ class Cycled:
         finally:
             rows.half.train(True)
 
-    def _needs_two(self, one: Tensor) -> bool:
+    def _needs_two(self, one: Inputs) -> bool:
         """Whether a batch of one sample is too small for the server's BatchNorm."""
         rows = self.rows
         b, i = rows.b[0].clone(), rows.i[0].clone()

@@ -16,12 +16,13 @@ from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Vectors
+from cutlayer.nn.nested import Inputs
 from cutlayer.optim.local import Local, clip, clips, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.step import Step, optimizer_step
 from cutlayer.schemes import u_shape
-from cutlayer.schemes.autograd import Loss, Message, Passes
+from cutlayer.schemes.autograd import Loss, Message, Passes, joined
 from cutlayer.schemes.u_shape import TailStep
 
 Send = Callable[[Sequence[CutGrad]], Mapping[int, Tensor]]
@@ -166,16 +167,17 @@ class Server:
             self._clipped.append(self._regularise(rows, row))
             return replies
         d = [s.samples for s in smashed]
-        a, y = torch.cat([s.a for s in smashed]), torch.cat([s.y for s in smashed if s.y is not None])
-        grad, loss = self.gradient(rows, row, where, a, y)
+        y = torch.cat([s.y for s in smashed if s.y is not None])
+        grad, loss = self.gradient(rows, row, where, joined(smashed, self.half), y)
         parts = zip(smashed, torch.split(grad, d), d, strict=True)
         return [CutGrad(s.address, part * (sum(d) / d_j), loss) for s, part, d_j in parts]
 
     def gradient(
-        self, rows: Rows, row: int, where: Address, a: Tensor, y: Tensor, weight: Tensor | None = None
+        self, rows: Rows, row: int, where: Address, x: Inputs, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Write g of one batch into rows.g[row]; return the gradient at the cut and the loss. `weight`: per sample."""
-        grad, loss = self.passes.gradient(rows, row, where, a, y, weight)
+        """Write g of one batch into rows.g[row]; return the gradient at the cut and the loss. `x`: what crosses the
+        cut. `weight`: per sample."""
+        grad, loss = self.passes.gradient(rows, row, where, x, y, weight)
         self.work += TRAINED * len(y)
         self.steps += clips(self.local)
         self._clipped.append(self._regularise(rows, row))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Features, Smashed
 from cutlayer.nn.flat import Rows, Views, differentiate
-from cutlayer.schemes.autograd import Passes, inputs_of
+from cutlayer.nn.nested import each, parted
+from cutlayer.schemes.autograd import Passes, joined, taken
 
 TailStep = Callable[[Sequence[Features]], Mapping[int, Tensor]]
 
@@ -48,9 +49,9 @@ def backward(
 
 
 def _forward(passes: Passes, rows: Rows, which: list[int], smashed: Sequence[Smashed]) -> Under:
-    a, _, _, (leaf,) = inputs_of(smashed, passes.half.device)
+    a, _, more, _, (leaf,) = taken(smashed, passes.half.device)
     with torch.enable_grad():
-        z, stack = passes.through(rows, which, smashed, a)
+        z, stack = passes.through(rows, which, smashed, passes.half.inputs(a, more))
     views = [rows.views[r] for r in which] if stack is None else [stack.views]
     return Under(smashed, which, z, leaf, views)
 
@@ -75,9 +76,10 @@ def merged(
     """Write into a row the gradient of the mean loss over the samples of all clients that answered. Return each
     client's part of the gradient at the cut, times all samples over its own."""
     d = [s.samples for s in smashed]
-    leaf = torch.cat([s.a for s in smashed]).to(passes.half.device).requires_grad_()
+    a, more = parted(each(joined(smashed, passes.half), lambda t: t.to(passes.half.device)))
+    leaf = a.requires_grad_()
     with torch.enable_grad():
-        z = passes.forward(rows, row, where, leaf)
+        z = passes.forward(rows, row, where, passes.half.inputs(leaf, more))
     parts = torch.split(z.detach(), d)
     dZ = tail([Features(s.address, part) for s, part in zip(smashed, parts, strict=True)])
     heard = [s.samples for s in smashed if s.address.client in dZ]

@@ -13,7 +13,7 @@ from cutlayer.core.randomness import OwnRandomness
 from cutlayer.nn.blocks import as_blocks
 from cutlayer.nn.cut import block_names, blocks_of
 from cutlayer.nn.macs import shape_of
-from cutlayer.nn.nested import Inputs
+from cutlayer.nn.nested import Inputs, parted
 from cutlayer.simulation.devices import kilobits
 
 
@@ -53,7 +53,7 @@ def cuts(model: nn.Module, x: Inputs) -> list[CutCost]:
         after: Any = x
         for L, block in enumerate(blocks_of(model)[:-1]):
             after = block(after)
-            shape = tuple(after.shape[1:]) if isinstance(after, torch.Tensor) else ()
+            shape = tuple(parted(after)[0].shape[1:]) if isinstance(after, torch.Tensor | dict) else ()
             sides = (weights[L], weights[-1] - weights[L]), (macs[L], macs[-1] - macs[L])
             found.append(CutCost(L, shape, *sides, kilobits(measured.elements[L]), names[L][0]))
         model.train(was)

@@ -141,7 +141,13 @@ class Fuzzer:
         sides = [self.dice.choice((0, 1, 4, 8, 2**20, 2**31 - 1, 2**31, -1)) for _ in range(self.dice.randrange(10))]
         codes = ("raw", "raw", "float16", "int8", "gzip")
         scale = self.dice.choice((1.0, 0.0, math.nan, 1e308))
-        return [self.dice.choice([*DTYPES, "bool"]), sides, self.dice.random() < 0.3, self.dice.choice(codes), scale]
+        return [
+            self.dice.choice([*DTYPES, "complex64"]),
+            sides,
+            self.dice.random() < 0.3,
+            self.dice.choice(codes),
+            scale,
+        ]
 
 
 def _spots(words: Any) -> Any:

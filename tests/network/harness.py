@@ -32,6 +32,7 @@ NAMES = ("ward-0", "ward-1", "ward-2", "ward-3")
 SIZES = (12, 20, 9, 16)
 PATIENT = 240.0  # seconds for a step, at first; a fourth of it later: no busy machine is that slow
 SOON = 60.0  # seconds: whatever should happen has happened by then, however busy the machine is
+LINGERS = 20.0  # seconds that a server may need after its last client has ended
 Data = list[tuple[torch.Tensor, torch.Tensor]]
 Server = int | MemoryHub
 """Where a client finds the server: a port, or a hub in memory."""
@@ -65,6 +66,10 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 def rows(sizes: Sequence[int] = SIZES, dtype: torch.dtype = torch.float32) -> Data:
     g = torch.Generator().manual_seed(1)
     return [(torch.randn(n, 4, generator=g, dtype=dtype), torch.randint(0, 3, (n,), generator=g)) for n in sizes]
+
+
+def _none_left(ended: list[Joined | BaseException | None], timeout: float) -> None:
+    raise AssertionError(f"the server waits for clients, and all of them have ended: {ended}")
 
 
 @dataclass
@@ -117,6 +122,7 @@ def play(
     ended: list[Joined | BaseException | None] = [None] * len(data)
     threads: list[threading.Thread] = []
     services: list[Service] = []
+    over = threading.Event()
 
     def client(j: int, server: Server) -> None:
         try:
@@ -148,13 +154,24 @@ def play(
                 threading.Thread(target=client, args=(j, service.hub if memory else service.hub.port), daemon=True)
             )
             threads[-1].start()
+        threading.Thread(target=watch_over, args=(service,), daemon=True).start()
+
+    def watch_over(service: Service) -> None:
+        """End a server that waits for clients of which none is left."""
+        for thread in threads:
+            thread.join()
+        if not over.wait(LINGERS):
+            service.hub.next = functools.partial(_none_left, ended)  # type: ignore[method-assign]
 
     settings = replace(
         Net("127.0.0.1:0", None if memory else certs(), min_clients=len(data), deadline=PATIENT, grace=10.0),
         **(net or {}),
     )
     serving = serve_in_memory if memory else serve
-    result = serving(model, data[0], net=settings, watch=begin, **training)
+    try:
+        result = serving(model, data[0], net=settings, watch=begin, **training)
+    finally:
+        over.set()
     for thread in threads:
         thread.join(SOON)
         assert not thread.is_alive(), "a client hangs"

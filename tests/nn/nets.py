@@ -169,3 +169,49 @@ class Moody(nn.Module):
             h = h + 0.1 * torch.rand_like(h)
         h = self.extra(torch.relu(h))
         return self.last(h)  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    """The input itself comes back later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x)) + x
+        return self.last(torch.relu(self.middle(h)))  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """A mask that every layer uses: it crosses every cut, beside the activations."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True, norm_first=True) for _ in range(3)
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, codes: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(codes)
+        hidden = torch.logical_not(mask)
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=hidden)
+        weight = mask.to(x.dtype)[:, :, None]
+        return self.head((x * weight).sum(1) / weight.sum(1))  # type: ignore[no-any-return]
+
+
+class Lengths(nn.Module):
+    """Lengths made of the input, which the head needs too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.middle, self.head = nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        n = (codes > 0).sum(1).clamp(min=1)
+        h = torch.relu(self.embed(codes))
+        h = torch.relu(self.middle(h))
+        return self.head(h.sum(1) / n[:, None])  # type: ignore[no-any-return]

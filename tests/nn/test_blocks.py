@@ -31,6 +31,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Any, list[str]]] = {
     "branching": (nets.Branching, ROW, ["first", "inner"]),
     "masked": (nets.Masked, {"x": ROW, "mask": torch.tensor([1.0, 0.0, 1.0, 1.0])}, ["middle"]),
     "one of two inputs": (nets.Masked, {"x": ROW}, ["first"]),
+    "residual": (nets.Residual, ROW, ["middle"]),
     "moody": (nets.Moody, ROW, ["first", "extra"]),
 }
 
@@ -73,7 +74,7 @@ def test_a_tensor_that_does_not_stop_is_refused() -> None:
     """In the tagger the output of the GRU is a tuple, and both of its inputs' paths end in the sum before it."""
     model, x, blocks = made("gru")
     assert blocks.names[:1] == ["add"] and "head" in blocks.names
-    with pytest.raises(ContractError, match=r"at = 'gru': gru \(tuple\) crosses it, which is no floating tensor"):
+    with pytest.raises(ContractError, match=r"at = 'gru': gru \(tuple\) crosses it, and no floating tensor"):
         cl.blocks(model, at=["gru"], example=x)
     with pytest.raises(ContractError, match=r"at = 'embed': .*; the nearest places that work: add"):
         cl.blocks(model, at=["embed"], example=x)
@@ -85,12 +86,17 @@ def test_a_tensor_that_does_not_stop_is_refused() -> None:
         (
             "resnet",
             "layer1.0.conv1",
-            "relu (4, 8, 8), layer1.0.conv1 (4, 8, 8) cross it; the nearest places that work: ",
+            "relu (4, 8, 8), layer1.0.conv1 (4, 8, 8) cross it, more than one of them",
         ),
         ("resnet", "layr1", "no place of this name; did you mean 'layer1'? places: conv1, bn1, relu"),
-        ("unet", "down", "relu (4, 8, 8), down (8, 4, 4) cross it; the nearest places that work: relu, cat"),
-        ("densenet", "dense.1", "cross it; the nearest places that work: stem"),
-        ("masked", "first", "mask (), first (5,) cross it; the nearest places that work: mul"),
+        (
+            "unet",
+            "down",
+            "relu (4, 8, 8), down (8, 4, 4) cross it, more than one of them with a gradient; the nearest places that "
+            "work: relu",
+        ),
+        ("densenet", "dense.1", "cross it, more than one of them with a gradient; the nearest places that work: stem"),
+        ("residual", "first", "x (4,), first (4,) cross it: with x, the input itself would leave the client"),
         ("branching", "inner.one", "no place of this name; "),
     ],
 )
@@ -152,7 +158,7 @@ class Straight(nn.Module):
         (Loop(), {"at": ["a"]}, "model = Loop: torch.fx cannot follow its forward"),
         (Pair(), {}, "its output is a dict; expected one tensor|its output is a tuple; expected one tensor"),
         (Unused(), {}, "its forward does not use spare.weight, spare.bias"),
-        (Straight(), {}, "no place where one tensor passes; it cannot be cut"),
+        (Straight(), {}, "no place where one tensor passes, between two blocks; it cannot be cut"),
         (nets.ResNet(), {"example": None}, "example = None: expected a few rows of inputs"),
         (nets.ResNet(), {"at": "layer1", "example": IMAGE}, "at = 'layer1': expected a list of names of submodules"),
         (nets.ResNet(), {"at": [], "example": IMAGE}, "at = []: expected a list"),

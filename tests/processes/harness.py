@@ -47,6 +47,23 @@ def thin() -> nn.Sequential:
     return nn.Sequential(*front, nn.Sequential(nn.BatchNorm2d(1), nn.Conv2d(1, 4, 1), nn.Flatten(), nn.Linear(64, 10)))
 
 
+class Beside(nn.Module):
+    """Gives a mask beside the activations."""
+
+    def forward(self, h: Tensor) -> dict[str, Tensor]:
+        return {"h": h, "on": (h.detach() > 0).sum(1) > 5}
+
+
+class Masked(nn.Module):
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return x["h"] * x["on"][:, None]
+
+
+def beside() -> nn.Sequential:
+    front, second, *back = tiny()
+    return nn.Sequential(front, nn.Sequential(second, Beside()), Masked(), *back)
+
+
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and arguments; clients have unequal amounts, so that some finish earlier."""
     for scheme in SCHEMES:
@@ -55,6 +72,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{scheme} cyclesl", {"scheme": scheme, "backend": "loop", "protocol": "cyclesl"}
     for scheme in ("smofi", "mergesfl", "cyclesfl"):
         yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked", "model": pictures()}
+    for scheme in ("smofi", "sflv2", "mergesfl", "cyclesfl"):
+        yield f"{scheme} with a mask", {"scheme": scheme, "backend": "loop", "model": beside()}
     yield "sflv2 one channel", {"scheme": "sflv2", "backend": "loop", "model": thin()}
     for scheme in ("smofi", "sflv2"):
         yield f"{scheme} joint norm", {"scheme": scheme, "backend": "loop", "local": NAR}

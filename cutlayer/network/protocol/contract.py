@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +36,7 @@ from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Layout, blocks_of, in_order
 from cutlayer.nn.flat import Vectors, half
-from cutlayer.nn.nested import Inputs, each, ordered
+from cutlayer.nn.nested import Inputs, each, ordered, parted
 from cutlayer.optim.local import joint
 
 Sizes = tuple[int, int, int]
@@ -48,9 +48,9 @@ MOMENTS = 2  # moments of an optimizer, at most
 class Contract:
     """The shapes, types and limits of messages.
 
-    `a[L]`: the shape of one sample's activations at cut L. `z`: the shape of one sample's features, where labels stay
-    with the client. `sizes[L]`: the sizes of the three vectors of a front. `y`: the shape and type of a label.
-    `classes`: labels are below this (None: any).
+    `a[L]`: the shape of one sample's activations at cut L. `more[L]`: the shapes and types of the tensors beside them.
+    `z`: the shape of one sample's features, where labels stay with the client. `sizes[L]`: the sizes of the three
+    vectors of a front. `y`: the shape and type of a label. `classes`: labels are below this (None: any).
     """
 
     dtype: torch.dtype
@@ -60,6 +60,7 @@ class Contract:
     z: tuple[int, ...] | None
     y: tuple[tuple[int, ...], torch.dtype]
     classes: int | None
+    more: Mapping[int, tuple[tuple[tuple[int, ...], torch.dtype], ...]] = field(default_factory=dict)
     least: int = 1  # fewest rows of a batch: 2 where a batch norm needs them
 
     def limit(self, plan: Plan) -> int:
@@ -70,6 +71,7 @@ class Contract:
         """Bytes of the longest frame with this cut, up or down: a batch at the cut, or a front with its moments."""
         n, (w, b, i) = self.dtype.itemsize, self.sizes[cut]
         smashed = batch * (math.prod(self.a[cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
+        smashed += batch * sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.more.get(cut, ()))
         features = batch * math.prod(self.z or ()) * n
         return WORDS + max(smashed, features, w * (1 + MOMENTS) * n + b * self.buffers.itemsize + 8 * i)
 
@@ -95,6 +97,7 @@ class Contract:
             case Smashed():
                 self._batch(message.a, self.a[plan.cut], plan, 0, "smashed data")
                 self._labels(message, plan)
+                self._beside(message, plan)
             case Features():
                 _must(self.z is not None, "features, where labels are sent")
                 self._batch(message.z, self.z or (), plan, rows, "features")
@@ -135,6 +138,14 @@ class Contract:
             _must(good, f"labels outside 0..{self.classes - 1}")
         elif y.is_floating_point():
             _must(bool(torch.isfinite(y).all()), "labels with NaN or infinity")
+
+    def _beside(self, smashed: Smashed, plan: Plan) -> None:
+        """Check the tensors that travel beside the activations."""
+        expected = self.more.get(plan.cut, ())
+        many = f"smashed data with {len(smashed.more)} tensors beside them, expected {len(expected)}"
+        _must(len(smashed.more) == len(expected), many)
+        for tensor, (shape, dtype) in zip(smashed.more, expected, strict=True):
+            _like(tensor, (smashed.samples, *shape), dtype, "a tensor beside smashed data")
 
     def _report(self, report: Report, plan: Plan) -> None:
         given = (report.end is None, report.memory is None, report.keeps_half, report.shares_memory)
@@ -179,11 +190,14 @@ def agreed(
     """Return the contract that follows from a model and a few rows like the clients'."""
     x, y = rows.take(np.zeros(2, dtype=np.int64), device)
     shapes: list[tuple[int, ...]] = []
+    beside: list[tuple[tuple[tuple[int, ...], torch.dtype], ...]] = []
     with torch.no_grad(), OwnRandomness():
         out: Any = ordered(x, False)
         for block in blocks_of(twin(model).to(device).eval()):
             out = block(out)
-            shapes.append(tuple(out.shape[1:]) if isinstance(out, Tensor) else ())
+            first, more = parted(out) if isinstance(out, Tensor | dict) else (None, ())
+            shapes.append(() if first is None else tuple(first.shape[1:]))
+            beside.append(tuple((tuple(t.shape[1:]), t.dtype) for t in more))
     fronts = {L: half(model, layout.client(L), device) for L in range(cuts[0], cuts[1] + 1)}
     dtype, buffers, _ = fronts[cuts[0]].dtypes
     return Contract(
@@ -191,6 +205,7 @@ def agreed(
         buffers=buffers,
         sizes={L: front.sizes for L, front in fronts.items()},
         a={L: shapes[L] for L in fronts},
+        more={L: beside[L] for L in fronts if beside[L]},
         z=shapes[-1 - layout.tail] if layout.tail else None,
         y=(tuple(y.shape[1:]), y.dtype),
         classes=classes,

@@ -39,6 +39,7 @@ DTYPES = {
     "int64": torch.int64,
     "int32": torch.int32,
     "uint8": torch.uint8,
+    "bool": torch.bool,
 }
 
 
@@ -220,6 +221,8 @@ def _tensor(spec: Spec, raw: memoryview) -> Tensor:
     shape = [spec.shape[i] for i in (0, 2, 3, 1)] if spec.last else spec.shape
     if not len(raw):
         return torch.zeros(spec.shape, dtype=dtype)
+    if dtype is torch.bool and raw.tobytes().strip(b"\x00\x01"):
+        raise FrameError("a tensor of bool with other bytes than 0 and 1")
     flat = torch.frombuffer(bytearray(raw), dtype=stored)
     if spec.code != "raw":
         flat = flat.to(dtype) * (spec.scale if spec.code == "int8" else 1)
