@@ -62,10 +62,10 @@ def play(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_example(path: Path, tmp_path: Path) -> None:
-    """One of them as everybody starts it, the others without loading torch again."""
+    """Two of them as everybody starts them, the others without loading torch again."""
     assert len(path.read_text().splitlines()) < 60
     env = {"TMPDIR": str(tmp_path)}
-    if path.name == "train.py":
+    if path.name in ("train.py", "own_model.py"):
         command: list[Any] = [sys.executable, "-W", "error", path]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
         code, out, err = done.returncode, done.stdout, done.stderr

@@ -27,7 +27,7 @@ EXTENSIONS: dict[str, Extension] = {
     "a scheme": {
         "registry/schemes.py": (
             "SCHEMES: dict[str, Part] = {",
-            '    "median": Part("new_scheme:MedianServer", "the median client\'s server half", "-", about={}),\n',
+            '    "median": Part("own_scheme:MedianServer", "the median client\'s server half", "-", about={}),\n',
         ),
     },
     "an optimizer": {
@@ -190,7 +190,7 @@ def test_each_of_them_works(tmp_path: Path) -> None:
     """One run with all of them."""
     package = tmp_path / "cutlayer"
     shutil.copytree(ROOT / "cutlayer", package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "examples" / "new_scheme.py", tmp_path)
+    shutil.copy(ROOT / "examples" / "own_scheme.py", tmp_path)
     for extension in (*EXTENSIONS.values(), USES):
         added(package, extension)
     (tmp_path / "data" / "stripes").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The schemes, and what an author of a new one needs (docs/architecture.md, examples/new_scheme.py).
+"""The schemes, and what an author of a new one needs (docs/architecture.md, examples/own_scheme.py).
 
 A scheme is a frozen dataclass with `traits`, which say what the engine must know, and `open`, which begins a round. The
 session that `open` returns turns the smashed data of a wave into gradients at the cut, and returns the server halves

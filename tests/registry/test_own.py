@@ -17,7 +17,7 @@ from cutlayer.network.protocol.codec import NamedParts
 from cutlayer.registry import MODELS, OPTIMIZERS, SCHEMES, own
 from cutlayer.registry.table import Table
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "new_scheme.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_scheme.py"
 PARTS = """
 import os
 from subprocess import run

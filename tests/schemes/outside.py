@@ -1,4 +1,4 @@
-"""The scheme of examples/new_scheme.py, which is no part of the package."""
+"""The scheme of examples/own_scheme.py, which is no part of the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "new_scheme.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_scheme.py"
 
 
 @cache
