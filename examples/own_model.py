@@ -52,6 +52,6 @@ if __name__ == "__main__" and len(sys.argv) > 1:
     train(sys.argv[1], stop=2)
 elif __name__ == "__main__":
     with tempfile.TemporaryDirectory() as out:
-        print("killed:", subprocess.run([sys.executable, __file__, out], check=False).returncode)
+        print("killed:", subprocess.run([sys.executable, __file__, out], check=False).returncode)  # noqa: S603
         model = train(out)  # goes on after round 2, and ends with the bits of a run that nothing happened to
         print(type(model).__name__, "trained:", cl.open(out))

@@ -138,7 +138,8 @@ def train(*arguments: Any, **named: Any) -> Result:
     profile         the name of a profile such as "lte", or one Device(seconds, kbps) per client: for the simulated
                     clock, and for schemes that regulate batch sizes by them; None: all alike
     clock           Clock(kappa=100, sync=False, sequential="strict"): how simulated seconds are counted
-    metric          a figure of your own, from all outputs and all labels of the test: Round.metric
+    metric          a figure of your own: Round.metric. A function of all outputs and all labels of the test; or a class
+                    (or object) with update(outputs, labels) and compute(), which sees them batch by batch
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
     memory_limit    MiB for a round's weights, gradients and activations: clients train in groups where the scheme
                     allows it, and what cannot fit is refused before training (None: no limit)

@@ -10,7 +10,8 @@ A client that keeps its front is tested with that front; if it never took part, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,12 +21,14 @@ from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source
-from cutlayer.engine.metrics import Metric, Outputs, Scores, Series, score, series
+from cutlayer.engine.metrics import Metric, Outputs, Scores, Series, Tally, series
 from cutlayer.engine.subject import Subject
 from cutlayer.nn.flat import Half, Vectors, Views
 from cutlayer.nn.nested import Inputs, ordered
 
 BATCH = 512
+GROUP = 4  # batches, or clients, whose outputs are in memory at once, for each thread and rank
+J = TypeVar("J")
 Front = Callable[[int], Vectors | None]
 Chain = Sequence[tuple[Half, Views, int]]
 
@@ -54,8 +57,10 @@ class Evaluator:
         """Score the global model on all test rows."""
         chain = [(self.whole, self.whole.views(W), 0)]
         batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
-        mine = self.workers.map(lambda job: self._batch(*job, chain), self.processes.mine(batches))
-        return score(self._everybodys(mine), self.metric)
+        tally = Tally(self.metric)
+        for part in self._in_turn(batches, lambda job: self._batch(*job, chain)):
+            tally.add(part)
+        return tally.scores()
 
     @torch.no_grad()
     def by_client(
@@ -73,10 +78,20 @@ class Evaluator:
             stages = [(self.front, self.front.views(own), stage) for stage in range(len(self.front.stages))]
             return self._outputs(self.tests[j], [stages[0], back, *stages[1:]])
 
-        outputs = self._everybodys(self.workers.map(one, self.processes.mine(clients)))
-        found = dict(zip(clients, outputs, strict=True))
         groups = {"sampled": sampled, "ever": ever, "all": clients} if everybody else {"sampled": sampled}
-        return {name: series([found[j] for j in sorted(group)], self.metric) for name, group in groups.items()}
+        tallies = {name: Tally(self.metric) for name in groups}
+        counts = dict.fromkeys(groups, 0)
+        for j, part in zip(clients, self._in_turn(list(clients), one), strict=True):
+            for name in (name for name, group in groups.items() if j in group):
+                tallies[name].add(part)
+                counts[name] += len(part.y) > 0
+        return {name: series(tally, counts[name]) for name, tally in tallies.items()}
+
+    def _in_turn(self, jobs: Sequence[J], work: Callable[[J], Outputs]) -> Iterator[Outputs]:
+        """Yield the outputs of all jobs, in order; a few jobs are done at a time, by all threads and ranks."""
+        many = GROUP * self.workers.n * self.processes.size
+        for start in range(0, len(jobs), many):
+            yield from self._everybodys(self.workers.map(work, self.processes.mine(jobs[start : start + many])))
 
     def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
         """Return the outputs of all ranks, in order."""

@@ -5,18 +5,33 @@ Each is computed once over the pooled rows, so a client counts by its rows; only
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Metric = Callable[[Tensor, Tensor], float | Tensor]
-"""The caller's own metric: one number from all outputs and all labels."""
+
+class Stream(Protocol):
+    """A metric that sees the outputs batch by batch, so that they are never all in memory."""
+
+    def update(self, out: Tensor, y: Tensor) -> None:
+        """Take the outputs and labels of some rows."""
+
+    def compute(self) -> float | Tensor:
+        """Return the metric over all rows so far."""
+
+
+Metric = Callable[[Tensor, Tensor], float | Tensor] | Stream | type[Stream]
+"""The caller's own metric: a function of all outputs and all labels; or a stream, as an object that is copied for every
+test, or as its class."""
+LARGEST = 2**28  # bytes of outputs that are kept for the AUC, which needs them all at once; with more it is left out
 Series = dict[str, float | None]
 """Numbers of one group of clients, by name: those of Scores, how many clients and samples, and the spread."""
 
@@ -50,37 +65,88 @@ class Outputs(NamedTuple):
         return float((self.out.argmax(dim=1) == self.y).double().mean())
 
 
+class Tally:
+    """Scores over the rows of several parts, which are added one after another and not kept, unless a score needs all
+    outputs at once: the AUC, and a metric that is a function."""
+
+    def __init__(self, metric: Metric | None = None) -> None:
+        self._stream = _begun(metric)
+        self._function = None if metric is None or self._stream is not None else metric
+        self._losses: list[float] = []
+        self.rows, self._bytes, self._categorical = 0, 0, True
+        self._counts: Counter[tuple[int, int]] = Counter()  # (truth, guess)
+        self._kept: list[Outputs] = []
+        self.accuracies: list[float] = []  # of each part
+
+    def add(self, part: Outputs) -> None:
+        if not len(part.y):
+            return
+        self._losses.append(part.loss)
+        self.rows += len(part.y)
+        self._bytes += part.out.nbytes
+        self._categorical = self._categorical and part.categorical
+        if self._stream is not None:
+            self._stream.update(part.out, part.y)
+        if self._categorical:
+            both = np.stack([part.y.numpy(), part.out.argmax(dim=1).numpy()])
+            pairs, counts = np.unique(both, axis=1, return_counts=True)
+            self._counts.update({(int(t), int(g)): int(n) for t, g, n in zip(*pairs, counts, strict=True)})
+            self.accuracies.append(part.accuracy)
+        if self._function is not None or (self._categorical and self._bytes <= LARGEST):
+            self._kept.append(part)
+        elif self._function is None:
+            self._kept = []
+
+    def scores(self) -> Scores:
+        if not self.rows:
+            return Scores()
+        loss, own = math.fsum(self._losses) / self.rows, self._own()
+        if not self._categorical:
+            return Scores(loss, metric=own)
+        confusion = self._confusion()
+        whole = sum(len(part.y) for part in self._kept) == self.rows and self._bytes <= LARGEST
+        out, y = self._together() if whole else (None, None)
+        return Scores(
+            loss=loss,
+            accuracy=float(confusion.trace() / self.rows),
+            f1=f1(confusion),
+            mcc=mcc(confusion),
+            auc=None if out is None or y is None else auc(out, y.numpy()),
+            metric=own,
+        )
+
+    def _own(self) -> float | None:
+        """The caller's own metric."""
+        if self._stream is not None:
+            return float(self._stream.compute())
+        return None if self._function is None else float(cast(Callable[..., Any], self._function)(*self._together()))
+
+    def _together(self) -> tuple[Tensor, Tensor]:
+        return torch.cat([part.out for part in self._kept]), torch.cat([part.y for part in self._kept])
+
+    def _confusion(self) -> np.ndarray:
+        """The confusion matrix (row: truth, column: guess) of the classes that occur in either. scikit-learn's takes a
+        hundred times as long for a client's few rows, and as long to import as torch."""
+        classes = {c: i for i, c in enumerate(sorted({c for pair in self._counts for c in pair}))}
+        found = np.zeros((len(classes), len(classes)))
+        for (truth, guess), n in self._counts.items():
+            found[classes[truth], classes[guess]] = n
+        return found
+
+
+def _begun(metric: Metric | None) -> Stream | None:
+    """Return a metric that is a stream, ready for its first rows; None if it is a function."""
+    if not (hasattr(metric, "update") and hasattr(metric, "compute")):
+        return None
+    return metric() if isinstance(metric, type) else copy.deepcopy(cast(Stream, metric))
+
+
 def score(parts: Sequence[Outputs], metric: Metric | None = None) -> Scores:
     """Return all scores, over the rows of all parts together."""
-    parts = [part for part in parts if len(part.y)]
-    if not parts:
-        return Scores()
-    rows = sum(len(part.y) for part in parts)
-    loss = math.fsum(part.loss for part in parts) / rows
-    out, y = torch.cat([part.out for part in parts]), torch.cat([part.y for part in parts])
-    own = None if metric is None else float(metric(out, y))
-    if not all(part.categorical for part in parts):
-        return Scores(loss, metric=own)
-    truth = y.numpy()
-    guess = out.argmax(dim=1).numpy()
-    confusion = confused(truth, guess)
-    return Scores(
-        loss=loss,
-        accuracy=float((truth == guess).mean()),
-        f1=f1(confusion),
-        mcc=mcc(confusion),
-        auc=auc(out, truth),
-        metric=own,
-    )
-
-
-def confused(truth: np.ndarray, guess: np.ndarray) -> np.ndarray:
-    """Return the confusion matrix (row: truth, column: guess) of the classes that occur in either. scikit-learn's takes
-    a hundred times as long for a client's few rows, and as long to import as torch."""
-    classes, codes = np.unique(np.concatenate([truth, guess]), return_inverse=True)
-    n = len(classes)
-    both = codes.reshape(2, -1)
-    return np.bincount(both[0] * n + both[1], minlength=n * n).reshape(n, n).astype(np.float64)
+    tally = Tally(metric)
+    for part in parts:
+        tally.add(part)
+    return tally.scores()
 
 
 def f1(confusion: np.ndarray) -> float:
@@ -113,18 +179,17 @@ def auc(out: Tensor, truth: np.ndarray) -> float | None:
     return statistics.fmean(areas) if areas else None
 
 
-def series(parts: Sequence[Outputs], metric: Metric | None = None) -> Series:
-    """Return the scores over all parts together (one part per client), and the spread over the clients."""
-    parts = [part for part in parts if len(part.y)]
-    pooled = score(parts, metric)
+def series(tally: Tally, clients: int) -> Series:
+    """Return the scores of a tally with one part per client, and the spread over the clients."""
+    pooled = tally.scores()
     found: Series = {
         **{name: getattr(pooled, name) for name in Scores.__dataclass_fields__},
-        "clients": len(parts),
-        "samples": sum(len(part.y) for part in parts),
+        "clients": clients,
+        "samples": tally.rows,
     }
     if pooled.accuracy is None:
         return found
-    each = sorted(part.accuracy for part in parts)
+    each = sorted(tally.accuracies)
     tenth = math.ceil(len(each) / 10)
     return {
         **found,

@@ -204,7 +204,7 @@ def _source(given: Any) -> str:
     try:
         if code is not None and code.co_name == "<lambda>":
             raise OSError  # its source would be the whole statement it stands in
-        text = inspect.getsource(type(given) if code is None else given)
+        text = inspect.getsource(given if code is not None or isinstance(given, type) else type(given))
     except (OSError, TypeError):  # or it was typed at a prompt
         text = "" if code is None else _code(code)
     plain = [said(one) for one in held if not callable(one)]

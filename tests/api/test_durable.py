@@ -310,6 +310,8 @@ CALLABLES: list[tuple[Callable[..., Any], Callable[..., Any], bool]] = [
     (cl.named(programs.slower, "slow"), cl.named(faster, "slow"), True),
     (cl.named(faster, "slow"), cl.named(faster, "slower"), False),
     (nn.functional.mse_loss, nn.functional.mse_loss, True),
+    (Weighted, Weighted, True),
+    (Weighted, Rows, False),
 ]
 
 

@@ -16,11 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from cutlayer.engine.metrics import Outputs, Scores, auc, score, series
+from cutlayer.engine import evaluate, metrics
+from cutlayer.engine.metrics import Outputs, Scores, Series, Tally, auc, score
 
 Rows = tuple[Tensor, Tensor]
 SIZES = (9, 14, 0, 21, 8, 12, 8)  # rows each client is tested on: the third on none
 SCORES = ("loss", "accuracy", "f1", "mcc", "auc", "metric")
+
+
+def series(parts: list[Outputs]) -> Series:
+    """The scores over all parts together, one for each client, and their spread."""
+    tally = Tally()
+    for part in parts:
+        tally.add(part)
+    return metrics.series(tally, sum(len(part.y) > 0 for part in parts))
 
 
 def guesses(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -283,3 +292,65 @@ def test_one_label_alone_is_scored_without_a_warning() -> None:
     out, y = torch.tensor([[2.0, 1.0]] * 4), torch.zeros(4, dtype=torch.int64)
     found = series(parts_of(out, y, (4,)))
     assert found["mcc"] == 0.0 and found["accuracy"] == 1.0
+
+
+class Overlap:
+    """Intersection over union of the positive class, as a stream."""
+
+    most = 0  # rows that it ever saw at once
+
+    def __init__(self) -> None:
+        self.both = self.either = 0
+
+    def update(self, out: Tensor, y: Tensor) -> None:
+        Overlap.most = max(Overlap.most, len(y))
+        guess, truth = out.argmax(1) == 1, y == 1
+        self.both += int((guess & truth).sum())
+        self.either += int((guess | truth).sum())
+
+    def compute(self) -> float:
+        return self.both / max(self.either, 1)
+
+
+def overlap(out: Tensor, y: Tensor) -> float:
+    guess, truth = out.argmax(1) == 1, y == 1
+    return int((guess & truth).sum()) / max(int((guess | truth).sum()), 1)
+
+
+def test_a_metric_as_a_stream_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class, an object (which stays as it was), a function; in one test set, or one for each client."""
+    monkeypatch.setattr(evaluate, "BATCH", 16)
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(100, 4, generator=g), torch.randint(0, 3, (100,), generator=g)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    mine = Overlap()
+    for test in ((x, y), [(x[:30], y[:30]), (x[30:], y[30:])]):
+        clients = [(x[:50], y[:50]), (x[50:], y[50:])]
+        given: tuple[Any, ...] = (overlap, Overlap, mine)
+        found = [
+            cl.train(model, clients, test=test, metric=metric, rounds=2, batch_size=10).history for metric in given
+        ]
+        assert [r.metric for r in found[0]] == [r.metric for r in found[1]] == [r.metric for r in found[2]]
+        assert found[0][-1].metric is not None and found[0][-1].metric > 0
+    assert (mine.both, mine.either) == (0, 0) and Overlap.most == 70
+
+
+def test_outputs_are_forgotten_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more outputs than are kept for the AUC, all other scores are the same."""
+    monkeypatch.setattr(evaluate, "BATCH", 16)
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(100, 4, generator=g), torch.randint(0, 3, (100,), generator=g)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    whole = cl.train(model, [(x, y)], test=(x, y), rounds=1, batch_size=10).history[0]
+    monkeypatch.setattr(metrics, "LARGEST", 500)
+    kept: list[int] = []
+    real = Tally.add
+
+    def add(self: Tally, part: Outputs) -> None:
+        real(self, part)
+        kept.append(sum(len(one.y) for one in self._kept))
+
+    monkeypatch.setattr(Tally, "add", add)
+    less = cl.train(model, [(x, y)], test=(x, y), rounds=1, batch_size=10).history[0]
+    assert less.auc is None and whole.auc is not None and max(kept) <= 500 // 12 and kept[-1] == 0
+    assert (less.accuracy, less.loss, less.f1, less.mcc) == (whole.accuracy, whole.loss, whole.f1, whole.mcc)
