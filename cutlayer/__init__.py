@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cutlayer.optim.adam import Adam, AdamW
     from cutlayer.optim.fusion import MomentumFusion
     from cutlayer.optim.lion import Lion
-    from cutlayer.optim.local import FedNAR, FedProx
+    from cutlayer.optim.local import Clip, FedNAR, FedProx
     from cutlayer.optim.sgd import NAG, SGD
     from cutlayer.optim.update import FedAvg, FedAvgM, FedNAG, SlowMo
     from cutlayer.registry import register
@@ -61,7 +61,7 @@ _HOMES = {
     "nn.cut": "Blocks halves joined",
     "nn.leakage": "leakage",
     "optim.fusion": "MomentumFusion",
-    "optim.local": "FedNAR FedProx",
+    "optim.local": "Clip FedNAR FedProx",
     "optim.adam": "Adam AdamW",
     "optim.lion": "Lion",
     "optim.sgd": "NAG SGD",
@@ -88,6 +88,7 @@ __all__ = [
     "AuthError",
     "Blocks",
     "ClientError",
+    "Clip",
     "Clock",
     "ContractError",
     "CutlayerError",

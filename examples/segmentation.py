@@ -1,4 +1,4 @@
-"""Not a classifier: a U-Net that finds the strokes of noisy digits, cut outside its skips, judged by a streaming IoU."""
+"""Not a classifier: a U-Net that finds the strokes of noisy digits, cut outside its skips, with a streaming IoU."""
 
 import torch
 from torch import nn

@@ -21,7 +21,7 @@ from cutlayer.engine.options import Options
 from cutlayer.engine.run import Result, Run
 from cutlayer.experiment.program import Where, recorded
 from cutlayer.nn.cut import Cut
-from cutlayer.optim.local import Local
+from cutlayer.optim.local import Clip, Local
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import Update
@@ -42,6 +42,7 @@ def rounds(
     cut: Cut = 0,
     scheme: str | Scheme = "smofi",
     local: str | Local | Sequence[str | Local] | None = None,
+    clip: float | Clip | None = None,
     update: str | Update | None = None,
     optimizer: str | Optimizer = SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0),
     server_optimizer: str | Optimizer | None = None,
@@ -124,6 +125,8 @@ def train(*arguments: Any, **named: Any) -> Result:
     scheme          "fedavg", "sflv1", "sflv2", "smofi", "mergesfl", "psl", "sglr", "ssl", "cyclepsl", "cyclesfl",
                     "cyclesglr", "cyclessl", or an object such as SMoFi(alpha=-0.1)
     local           None, FedProx(mu=0.01), FedNAR(max_norm=10, norm="joint"), or both in a tuple
+    clip            the largest norm of a gradient, on each half, before weight decay and momentum; Clip(1.0, "joint"):
+                    over both halves of a client together
     update          None (plain averaging), FedAvgM(beta=0.3), SlowMo(lr=1.0, beta=0.6) or FedNAG()
     optimizer       SGD, NAG, Adam, AdamW or Lion; `server_optimizer` the same unless given
     rounds, participation, batch_size, local_epochs, local_steps

@@ -34,7 +34,7 @@ from cutlayer.data.source import Source
 from cutlayer.errors import ClientError, CutlayerError
 from cutlayer.nn.flat import Rows, differentiate
 from cutlayer.nn.nested import Inputs, ordered, parted
-from cutlayer.optim.local import clip, clips, joint, regularise, squared
+from cutlayer.optim.local import clip, clips, clips_regularised, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.step import Step, optimizer_step
 
@@ -195,7 +195,8 @@ class Client:
         self.receive(reply)
         w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
         if plan.local is not None and clips(plan.local):
-            regularise(plan.local, plan.optimizer, g, w, self.w0)
+            if clips_regularised(plan.local):
+                regularise(plan.local, plan.optimizer, g, w, self.w0)
             own = squared(g)
             self.tried += 1
             whole = own if reply.square is None else own + reply.square.to(own.device)

@@ -14,7 +14,7 @@ from cutlayer.engine.metrics import Metric
 from cutlayer.engine.validate import PROTOCOLS, Parts, brought
 from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import Cut
-from cutlayer.optim.local import Local, combined
+from cutlayer.optim.local import Clip, Local, combined
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import FedAvg, Update
@@ -33,6 +33,7 @@ class Options:
     cut: Cut = 0
     scheme: str | Scheme = "smofi"
     local: str | Local | Sequence[str | Local] | None = None
+    clip: float | Clip | None = None
     update: str | Update | None = None
     optimizer: str | Optimizer = OPTIMIZER
     server_optimizer: str | Optimizer | None = None
@@ -93,8 +94,14 @@ class Options:
             expect(given is not None, field, None, "a name or an object")
         scheme: Scheme = build(SCHEMES, self.scheme)
         rules = self.local if isinstance(self.local, tuple | list) else () if self.local is None else (self.local,)
-        local = combined([build(LOCALS, rule) for rule in rules])
+        clip = [] if self.clip is None else [self.clip if isinstance(self.clip, Clip) else _clip(self.clip)]
+        local = combined([*clip, *(build(LOCALS, rule) for rule in rules)])
         update: Update = FedAvg() if self.update is None else build(UPDATES, self.update)
         optimizer: Optimizer = build(OPTIMIZERS, self.optimizer)
         server: Optimizer = build(OPTIMIZERS, self.server_optimizer, "server_optimizer") or optimizer
         return Parts(scheme, local, update, brought(update, optimizer), brought(update, server))
+
+
+def _clip(given: float) -> Clip:
+    expect(is_number(given) and given > 0, "clip", given, "a norm above 0, or a cl.Clip")
+    return Clip(float(given))

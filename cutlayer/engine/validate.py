@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cutlayer.errors import ContractError, unknown
-from cutlayer.optim.local import Local, joint
+from cutlayer.optim.local import Local, clips_regularised, joint
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.update import Update, buffers_of
 from cutlayer.schemes.base import Scheme
@@ -63,7 +63,7 @@ def _local(scheme: Scheme, local: Local, optimizers: tuple[Optimizer, ...]) -> N
             "expected norm='half'"
         )
     decoupled = [o for o in optimizers if o.decoupled and getattr(o, "weight_decay", 0) > 0]
-    if decoupled and local.max_norm != float("inf"):
+    if decoupled and clips_regularised(local):
         raise ContractError(
             f"local = {local}: it clips gradient and weight decay together, and {decoupled[0]} keeps its decay out of "
             "the gradient; expected adam, or weight_decay 0"

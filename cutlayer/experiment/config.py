@@ -61,6 +61,9 @@ class Config(BaseModel):
     )
     scheme: Spec = Field({"name": "smofi"}, description="what the server does with the smashed data")
     local: Spec | None = Field(None, description="what clients and server add to the plain gradient")
+    clip: float | None = Field(
+        None, gt=0, description="the largest norm of a gradient, on each half, before weight decay and momentum"
+    )
     update: Spec = Field({"name": "fedavg"}, description="what happens to the mean of the halves")
     optimizer: Spec = Field({"name": "sgd"}, description="optimizer, on both sides unless --server-optimizer is given")
     server_optimizer: Spec | None = Field(None, description="the server's optimizer")

@@ -43,6 +43,7 @@ def options(config: Config) -> Options:
         cut=config.cut,
         scheme=config.part("scheme"),
         local=config.part("local"),
+        clip=config.clip,
         update=config.part("update"),
         optimizer=config.part("optimizer"),
         server_optimizer=config.part("server_optimizer"),

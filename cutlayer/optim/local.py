@@ -2,6 +2,7 @@
 
     w0   the weights at the start of the round        h   g + mu*(w - w0) + lam*w, the regularised gradient
     A    max_norm                                      c   min(1, A / (||h|| + 1e-6)), one factor for all of h
+                                                           (`Clip`: of g itself, before anything is added to it)
 
 Both sides of the cut follow the same rule, each on its own half.
 """
@@ -32,6 +33,10 @@ class Local(Protocol):
     def norm(self) -> Norm:
         """What ||h|| is taken over: both halves of a client together ("joint"), or each half separately ("half")."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it clips the plain gradient, before the rules' terms and weight decay are added."""
+
     def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
         """Add the rule's term to the gradient, in place, before weight decay."""
 
@@ -43,6 +48,7 @@ class FedProx:
     mu: float = 0.01
     max_norm: ClassVar[float] = math.inf
     norm: ClassVar[Norm] = "half"
+    plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_mu(self.mu)
@@ -61,11 +67,27 @@ class FedNAR:
 
     max_norm: float = 10.0
     norm: Norm = "joint"
+    plain: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        ok = self.max_norm == math.inf or (is_number(self.max_norm) and self.max_norm > 0)
-        expect(ok, "max_norm", self.max_norm, "a number above 0, or infinity")
-        expect(self.norm in ("joint", "half"), "norm", self.norm, "'joint' or 'half'")
+        _check_norm(self.max_norm, self.norm)
+
+    def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The gradient clipped by its norm, as `torch.nn.utils.clip_grad_norm_` does it: g <- c*g, before the rules' terms,
+    weight decay and momentum. `norm`: of each "half" separately, or "joint", which sends one number each way at every
+    step."""
+
+    max_norm: float = 1.0
+    norm: Norm = "half"
+    plain: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_norm(self.max_norm, self.norm)
 
     def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
         pass
@@ -88,6 +110,10 @@ class Rules:
     @property
     def norm(self) -> Norm:
         return next((rule.norm for rule in self.rules if clips(rule)), "half")
+
+    @property
+    def plain(self) -> bool:
+        return any(rule.plain for rule in self.rules if clips(rule))
 
     def pull(self, g: Tensor, w: Tensor, w0: Tensor) -> None:
         for rule in self.rules:
@@ -123,6 +149,11 @@ def clips(rule: Local | None) -> bool:
     return rule is not None and rule.max_norm < math.inf
 
 
+def clips_regularised(rule: Local | None) -> bool:
+    """Whether it clips the regularised gradient, which must be whole before the step."""
+    return rule is not None and clips(rule) and not rule.plain
+
+
 def joint(rule: Local | None) -> bool:
     """Whether the two sides need each other's norm."""
     return rule is not None and clips(rule) and rule.norm == "joint"
@@ -139,6 +170,12 @@ def clip(rule: Local, h: Tensor, square: Tensor) -> Tensor:
     c = rule.max_norm / (square.sqrt() + 1e-6)
     h.mul_(c.clamp(max=1).to(h.dtype))
     return c < 1
+
+
+def _check_norm(max_norm: float, norm: str) -> None:
+    ok = max_norm == math.inf or (is_number(max_norm) and max_norm > 0)
+    expect(ok, "max_norm", max_norm, "a number above 0, or infinity")
+    expect(norm in ("joint", "half"), "norm", norm, "'joint' or 'half'")
 
 
 def _check_mu(mu: float) -> None:

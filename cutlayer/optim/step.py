@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Rows
-from cutlayer.optim.local import Local, clips, regularise
+from cutlayer.optim.local import Local, clips_regularised, regularise
 from cutlayer.optim.memory import Memory, runs
 from cutlayer.optim.optimizer import Optimizer
 
@@ -27,9 +27,9 @@ class Step:
 def optimizer_step(workers: Workers, how: Step, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
     """Take one optimizer step in each of these rows.
 
-    A rule that clips needs the norm of the whole regularised gradient, so the caller has regularised it already.
+    A rule may need the norm of the whole regularised gradient; then the caller has regularised it already.
     """
-    done = clips(how.local)
+    done = clips_regularised(how.local)
     for some, t in list(runs(which, memory.t)):
 
         def visit(at: slice, some: slice = some, t: int = t) -> None:

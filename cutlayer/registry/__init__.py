@@ -12,7 +12,7 @@ from cutlayer.registry.part import Part, Takes, build
 from cutlayer.registry.table import Table
 
 SCHEMES = Table("scheme", schemes.SCHEMES, Part.own, ("traits", "open"))
-LOCALS = Table("local", optimizers.LOCALS, Part.own, ("pull", "max_norm", "norm"))
+LOCALS = Table("local", optimizers.LOCALS, Part.own, ("pull", "max_norm", "norm", "plain"))
 UPDATES = Table("update", optimizers.UPDATES, Part.own, ("__call__",))
 OPTIMIZERS = Table(
     "optimizer", optimizers.OPTIMIZERS, Part.own, ("lr", "decay", "moments", "remembers", "regularise", "update")

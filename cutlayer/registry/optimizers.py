@@ -25,6 +25,18 @@ LOCALS: dict[str, Part] = {
         },
     ),
 }
+LOCALS["clip"] = Part(
+    "cutlayer.optim.local:Clip",
+    "the gradient clipped by its norm, before weight decay and momentum",
+    "Pascanu et al., ICML 2013",
+    {},
+    "",
+    "+ 16 bytes (joint)",
+    {
+        "max_norm": Takes("FLOAT", 1.0, "longest gradient; above 0, inf: never clipped"),
+        "norm": Takes("{joint,half}", "half", "the norm of both halves together, or of each by itself"),
+    },
+)
 LOCALS["fedprox+fednar"] = Part(
     "cutlayer.optim.local:fedprox_fednar",
     "both: the proximal term, then the clipping",

@@ -17,7 +17,7 @@ from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Vectors
 from cutlayer.nn.nested import Inputs
-from cutlayer.optim.local import Local, clip, clips, joint, regularise, squared
+from cutlayer.optim.local import Local, clip, clips, clips_regularised, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.step import Step, optimizer_step
@@ -193,12 +193,13 @@ class Server:
         rule, h = self.local, rows.g[row]
         if rule is None or not clips(rule):
             return torch.zeros(())  # `step` regularises it later
-        regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
+        if clips_regularised(rule):
+            regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
         return torch.zeros(()) if joint(rule) else clip(rule, h, squared(h))
 
     def regularise(self, g: Tensor, w: Tensor, at: slice) -> None:
         """g <- h for one part of some rows, unless it has been done already."""
-        if not clips(self.local):
+        if not clips_regularised(self.local):
             regularise(self.local, self.optimizer, g, w, self.start.w[at])
 
     def step(self, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
