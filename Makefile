@@ -1,5 +1,6 @@
 # make demo    train five methods on handwritten digits and compare them
 # make test    every check: ruff, mypy, pytest
+# make test-extras  the tests that need heavy packages, in an environment of their own
 # make nightly hours of seeded trials, which go on where they were interrupted (NIGHTLY="flips --minutes 30")
 # make package build a source archive, a wheel from that, install it into an empty environment and run it
 
@@ -11,7 +12,7 @@ SHIPPED := LICENSE cutlayer/py.typed $(wildcard *.md *.cff conftest.py cutlayer/
 
 export PYTHONDONTWRITEBYTECODE :=# nothing is compiled when it is installed: what is used is, once
 
-.PHONY: demo test nightly package clean
+.PHONY: demo test test-extras nightly package clean
 
 demo: export OMP_NUM_THREADS := 1
 demo: .venv/installed
@@ -22,6 +23,9 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses auto --quiet
+
+test-extras: build/extras/installed
+	build/extras/bin/pytest --numprocesses auto --quiet -m extras
 
 nightly: export OMP_NUM_THREADS := 1
 nightly: .venv/installed
@@ -47,6 +51,12 @@ package:
 	@echo "installing into .venv: about a minute"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip $(INSTALL) --editable '.[dev]'
+	touch $@
+
+build/extras/installed: pyproject.toml constraints.txt
+	@echo "installing into build/extras: a few minutes"
+	$(PYTHON) -m venv build/extras
+	build/extras/bin/python -m pip $(INSTALL) --editable '.[dev,extras]'
 	touch $@
 
 clean:

@@ -48,7 +48,7 @@ class RunFolder:
     def to_pandas(self) -> Any:
         """Return the rounds as a pandas DataFrame, with the round as its index."""
         needs("pandas")
-        import pandas  # type: ignore[import-untyped, unused-ignore]
+        import pandas
 
         return pandas.DataFrame(self.table()).set_index("n")
 

@@ -290,6 +290,7 @@ def test_a_run_read_back(tmp_path: Path) -> None:
         cl.open(tmp_path / "nowhere")
 
 
+@pytest.mark.extras
 def test_history_as_a_table_of_pandas(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas", reason="pandas is not installed (make test-extras has it)")
     cl.train(net(), clients(), out=tmp_path / "x", **SMALL)
