@@ -253,7 +253,10 @@ def _places(forwards: Mapping[bool, Forward], at: Sequence[str] | None) -> list[
     named = {alias: place for place in why for alias in _aliases(training.operations[place])}
     if at is None:
         if not single:
-            raise ContractError("model: no place where one tensor passes, between two blocks; it cannot be cut")
+            raise ContractError(
+                "model: no place where one tensor passes, between two blocks; expected an nn.Sequential, or a model of "
+                "several parts"
+            )
         return single
     for name in at:
         if name not in named:

@@ -123,7 +123,7 @@ def cut_range(cut: Cut, layout: Layout, names: Sequence[Sequence[str]] = ()) -> 
     stays = " (the last block stays with the client, and the server has at least one)" if layout.tail else ""
     expect(last >= 0, "model", f"{layout.n} blocks", "at least 3 for labels that stay: front, middle and last block")
     fits = whole and 0 <= numbers[0] <= numbers[1] <= last
-    expect(fits, "cut", cut, f"block indices from 0 to {last}, or names{stays}")
+    expect(fits, "cut", cut, f"block indices from 0 to {last}{stays}, or names")
     return int(numbers[0]), int(numbers[1])
 
 
@@ -190,13 +190,12 @@ def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tenso
         out: Any = each(x, torch.clone)
         blocks = blocks_of(mine)
         for index, block in enumerate(blocks):
-            with torch.enable_grad():
-                out = block(out)
+            out = block(out)
             if lo <= index <= hi:
                 _crosses(index, out, length(x))
+                _one_gradient(index, out, blocks, x)
             elif tail and index == len(blocks) - tail - 1 and not _floating(out):
                 raise ContractError(f"cut = {index}: block {index} gives {_kind(out)}, expected one floating tensor")
-    out = out.detach() if isinstance(out, Tensor) else out
     if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:
         raise ContractError("model: expected one tensor out of the last block, the same as out of the model")
     if not torch.allclose(whole, out, rtol=1e-4, atol=1e-5, equal_nan=True):
@@ -214,6 +213,15 @@ def _crosses(index: int, out: Any, rows: int) -> None:
         fits = isinstance(tensor, Tensor) and tensor.ndim > 0 and len(tensor) == rows
         what = _kind(tensor) + (f" {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else "")
         expect(fits, f"cut = {index}: {name!r}, beside the activations", what, "a tensor with a row for each sample")
+
+
+def _one_gradient(index: int, out: Any, blocks: Sequence[nn.Module], x: Inputs) -> None:
+    """Refuse tensors beside the activations that have a gradient too."""
+    if not isinstance(out, dict) or len(out) < 2:
+        return
+    with torch.enable_grad():
+        crossing: dict[str, Tensor] = twin(nn.Sequential(*blocks[: index + 1]))(each(x, torch.clone))
+    for name, tensor in list(crossing.items())[1:]:
         if tensor.requires_grad:
             raise ContractError(
                 f"cut = {index}: {name!r} crosses it with a gradient, and so do the activations; expected one of them"

@@ -479,7 +479,7 @@ def test_one_backward_pass_through_a_stack(halves: str) -> None:
 
 def test_who_lets_gradients_flow() -> None:
     """Schemes that give each client its own gradient, as it is; not those that average it or take it twice."""
-    made: dict[str, Scheme] = {name: build("scheme", SCHEMES, name, ()) for name in SCHEMES}
+    made: dict[str, Scheme] = {name: build(SCHEMES, name) for name in SCHEMES}
     assert [name for name, scheme in made.items() if scheme.traits.own_gradient] == sorted(
         FLOWING, key=list(SCHEMES).index
     )

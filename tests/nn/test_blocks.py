@@ -158,7 +158,7 @@ class Straight(nn.Module):
         (Loop(), {"at": ["a"]}, "model = Loop: torch.fx cannot follow its forward"),
         (Pair(), {}, "its output is a dict; expected one tensor|its output is a tuple; expected one tensor"),
         (Unused(), {}, "its forward does not use spare.weight, spare.bias"),
-        (Straight(), {}, "no place where one tensor passes, between two blocks; it cannot be cut"),
+        (Straight(), {}, "no place where one tensor passes, between two blocks; expected an nn.Sequential"),
         (nets.ResNet(), {"example": None}, "example = None: expected a few rows of inputs"),
         (nets.ResNet(), {"at": "layer1", "example": IMAGE}, "at = 'layer1': expected a list of names of submodules"),
         (nets.ResNet(), {"at": [], "example": IMAGE}, "at = []: expected a list"),

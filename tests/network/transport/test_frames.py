@@ -364,9 +364,20 @@ def test_limit_is_exact_and_may_change() -> None:
 
 
 def test_unknown_types_are_not_sent() -> None:
-    for tensor in (torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.bool)):
+    for tensor in (torch.ones(2, dtype=torch.complex64), torch.ones(2, dtype=torch.int16)):
         with pytest.raises(FrameError, match="expected one of"):
             list(written("Smashed", {}, [tensor]))
+
+
+def test_a_truth_value_is_0_or_1() -> None:
+    """Other bytes would make a tensor of bool that torch computes nonsense with."""
+    (piece,) = written("Smashed", {}, [torch.tensor([True, False, True])], check=False)
+    at = len(piece) - 3
+    assert piece[at:] == b"\x01\x00\x01"
+    frame = Reader(2**20).read(piece)
+    assert frame is not None and frame.tensors[0].tolist() == [True, False, True]
+    with pytest.raises(FrameError, match="a tensor of bool with other bytes than 0 and 1"):
+        Reader(2**20).read(piece[:at] + b"\x01\x07\x01")
 
 
 RAN: list[str] = []
