@@ -94,7 +94,11 @@ def devices_of(blocks: Blocks) -> list[Device] | None:
 
 def refuse_other(out: Path, run: Run) -> None:
     """Refuse a model whose tensors are not those of the run in this folder."""
-    before, now = ([(str(n), list(s), str(t)) for n, s, t in named] for named in (read(out).tensors, tensors_of(run)))
+    try:
+        known = read(out).tensors
+    except StoreError:
+        return  # damaged: it is written again later, and the checkpoints know the model's sizes
+    before, now = ([(str(n), list(s), str(t)) for n, s, t in named] for named in (known, tensors_of(run)))
     for old, new in itertools.zip_longest(before, now):
         if before and old != new:
             was, is_ = ("nothing" if one is None else f"{one[0]} {tuple(one[1])} {one[2]}" for one in (old, new))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import numbers
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -36,7 +37,7 @@ from cutlayer.nn.cut import unwrapped
 from cutlayer.registry import KINDS, Part
 
 UNSAID = ("progress", "threads", "kept_memory", "ranks", "device", "clock", "profile")  # or said otherwise
-PARTS = {"scheme": "scheme", "local": "local", "update": "update", "optimizer": "optimizer"}
+PARTS = ("scheme", "local", "update", "optimizer")
 Resume = Literal["auto", "never", "must"]
 
 
@@ -166,8 +167,12 @@ def part(field: str, given: Any) -> dict[str, Any] | None:
 
 def said(value: Any) -> Any:
     """Return a value in a form that TOML can hold and that says what the value is. None: nothing to say."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, numbers.Integral):  # of Python or NumPy
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
     if isinstance(value, tuple | list):
         return [said(one) for one in value if one is not None]
     if isinstance(value, Mapping):

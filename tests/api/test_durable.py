@@ -326,3 +326,28 @@ def test_a_function_is_known_by_what_it_closes_over() -> None:
         return lambda n: base**n
 
     assert program.function(power(0.9)) == program.function(power(0.9)) != program.function(power(0.8))
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    import numpy as np
+
+    given = {**SMALL, "rounds": np.int64(3), "seed": np.int64(2), "noise": np.float64(0.1)}
+    next(cl.rounds(net(), clients(), out=tmp_path / "x", **given))
+    assert cl.open(tmp_path / "x").config["seed"] == 2
+    with pytest.raises(ContractError, match="seed was 2, is 5"):
+        cl.train(net(), clients(), out=tmp_path / "x", **{**given, "seed": np.int64(5)})
+    assert len(cl.train(net(), clients(), out=tmp_path / "x", **{**SMALL, "seed": 2, "noise": 0.1}).history) == 3
+
+
+@pytest.mark.parametrize("file", ["model_profile.json", "config.toml", "journal.jsonl"])
+def test_a_damaged_file_is_mended(tmp_path: Path, file: str) -> None:
+    """By the same call as after a crash."""
+    whole = cl.train(net(), clients(), **SMALL)
+    run = cl.rounds(net(), clients(), out=tmp_path / "x", **SMALL)
+    next(run), next(run)
+    run.close()
+    path = tmp_path / "x" / file
+    path.write_bytes(b"\x00" + path.read_bytes()[1:])
+    with pytest.warns(UserWarning, match="damaged|not readable|written again|read from its copy"):
+        again = cl.train(net(), clients(), out=tmp_path / "x", **SMALL)
+    assert same(again.model, whole.model) and len(again.history) == 3

@@ -23,6 +23,7 @@ LOCAL: dict[str, tuple[Any, Spec | None]] = {
     "fedprox": ("fedprox", {"name": "fedprox"}),
     "fednar-joint": (cl.FedNAR(max_norm=1.0), {"name": "fednar", "max_norm": 1.0}),
     "fednar-half": (cl.FedNAR(max_norm=1.0, norm="half"), {"name": "fednar", "max_norm": 1.0, "norm": "half"}),
+    "clip-joint": (cl.Clip(1.0, "joint"), {"name": "clip", "max_norm": 1.0, "norm": "joint"}),
     "fednar-prox": (
         (cl.FedProx(), cl.FedNAR(max_norm=1.0, norm="half")),
         {"name": "fedprox+fednar", "max_norm": 1.0, "norm": "half"},
@@ -50,7 +51,7 @@ NO_MOMENTUM = "there is no momentum to fuse on the clients"
 def reasons(scheme: str, local: str, update: str, optimizer: str, protocol: str) -> list[str]:
     """Why a combination makes no sense; none: it does."""
     found = []
-    if local == "fednar-joint" and scheme in ONE_GRADIENT_FOR_MANY:
+    if local in ("fednar-joint", "clip-joint") and scheme in ONE_GRADIENT_FOR_MANY:
         found.append(JOINT)
     if local.startswith("fednar") and optimizer == "adamw":
         found.append(DECOUPLED)
