@@ -28,6 +28,7 @@ back by yourself when the connection breaks or the server restarts. Ends when th
 examples:
   cutlayer join --server train.example.org:7443 --certs ward-3 --data ./my-data
   cutlayer join --server 127.0.0.1:7443 --name a --data part.npz             on the server's machine, nothing encrypted
+  cutlayer join --server 127.0.0.1:7443 --name a --data part.npz --model my_nets:build        a model of one's own
 """
 SETTINGS = {  # flags of serve besides those of a run; their defaults are cutlayer.Net's
     "listen": ("HOST:PORT", "where clients find the server (default: 127.0.0.1:7443)"),
@@ -111,5 +112,6 @@ def _add_join(commands: Any) -> None:
         help="dial another machine without certificates (default: no)",
     )
     join.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    flags.add_config(join, ("model",), short=())
     add_log(join)
     join.set_defaults(run=later("serve:join"))

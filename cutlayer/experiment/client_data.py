@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,24 +19,28 @@ from cutlayer.data.rows import Bundle, StoredRows
 from cutlayer.data.source import Source, View
 from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import Pixels, decode, encode
+from cutlayer.engine.assemble import in_blocks
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.config import complete, explain
 from cutlayer.experiment.model_files import build_model
 from cutlayer.network.protocol.handshake import Welcome
 from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import DTYPES
+from cutlayer.registry import own
 
 DEEPEST = 1000  # blocks of the server's model; even without memory for weights, building them takes time
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """Where this client's rows are, and which arrays or columns hold inputs and labels."""
+    """Where this client's rows are, and which arrays or columns hold inputs and labels. `own`: the model, where this
+    client names it instead of the server."""
 
     data: Path
     limits: Limits
     x: str = "x"
     y: str = "y"
+    own: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         with reached(f"data = {str(self.data)!r}"):
@@ -44,16 +50,21 @@ class ClientData:
 
     def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
         rows = self.rows(welcome)
-        return self.model(welcome), rows
+        return in_blocks(self.model(welcome), [rows]), rows
 
     def model(self, welcome: Welcome) -> nn.Module:
         """Build the server's model by name; check its size before memory is allocated for the weights."""
-        if welcome.model is None:
+        named = self.own or welcome.model
+        if named is None:
             raise ContractError(
                 "the server trains a model of its own: expected the same one here, with cl.join(model=)"
             )
+        if self.own is None and own.is_path(named.get("name")):
+            raise ContractError(
+                f"the server trains {named['name']}, code of its own: expected the same model here, with --model"
+            )
         try:
-            spec = complete("model", welcome.model)
+            spec = complete("model", named)
         except ValidationError as error:
             raise ContractError(f"the server's model = {welcome.model}: {explain(error)}") from error
         if welcome.classes is None:

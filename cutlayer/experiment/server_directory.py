@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlayer.data.transform import encode
+from cutlayer.engine.assemble import in_blocks
 from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import checkpoint, description
 from cutlayer.experiment.config import Config
@@ -83,7 +84,7 @@ def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
     seen = training_view(config, data)
     about = About(config.model, data.shape, config.task, encode(seen), tuple(data.class_names))
     example = rows if rows is not None else (data.x[:4], data.y[:4])
-    model = build_model(config.model, data.shape, data.classes, config.seed)
+    model = in_blocks(build_model(config.model, data.shape, data.classes, config.seed), [example])
     return Service(
         model,
         example,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from cutlayer.experiment import config as text
 from cutlayer.network.protocol.codec import NamedParts
 from cutlayer.registry import MODELS, OPTIMIZERS, SCHEMES, own
 from cutlayer.registry.table import Table
+from tests.forks import forked
+from tests.network.test_restart import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_scheme.py"
 PARTS = """
@@ -55,6 +58,14 @@ class Slow(cl.SGD):
 
 class NoScheme:
     pass
+
+class Net(nn.Module):
+    def __init__(self, classes, width: int = 5):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, classes)
+    def forward(self, x):
+        h = self.first(x).relu()
+        return self.last(h + self.second(h).relu())
 """
 
 
@@ -235,3 +246,46 @@ def test_python_takes_import_paths_too(here: Path) -> None:
     assert type(run.setup.scheme).__name__ == "MedianServer" and type(run.setup.optimizer).__name__ == "Slow"
     with pytest.raises(ContractError, match=r"scheme = <my_parts\.NoScheme"):
         cl.rounds(model, [(x, y)], scheme="my_parts:NoScheme")
+
+
+def in_folder(folder: str, words: list[str]) -> int:
+    os.chdir(folder)
+    return main(words)
+
+
+def test_serve_and_join_with_a_model_of_ones_own(here: Path) -> None:
+    """The client names the model itself; a server's import path is not taken."""
+    import numpy as np
+
+    dice = np.random.default_rng(0)
+    for name in ("server", "a", "b"):
+        np.savez(here / f"{name}.npz", x=dice.normal(size=(24, 6)).astype(np.float32), y=np.arange(24) % 2)
+    place, model = f"127.0.0.1:{free_port()}", ["--model", "my_parts:Net", "--model.width", "4"]
+    serve = [
+        "serve",
+        "--data",
+        "server.npz",
+        *model,
+        "--cut",
+        "first",
+        "--rounds",
+        "2",
+        "--batch-size",
+        "8",
+        "--listen",
+    ]
+    serve += [place, "--min-clients", "2", "--deadline", "240", "--out", "run", "--quiet"]
+    join = ["join", "--server", place, "--quiet", "--data"]
+    env = {"CUTLAYER_CACHE": str(here / "cache")}
+    with (
+        forked(in_folder, str(here), serve, env=env) as server,
+        forked(in_folder, str(here), [*join, "a.npz", "--name", "stranger"], env=env) as without,
+        forked(in_folder, str(here), [*join, "a.npz", "--name", "a", *model], env=env) as a,
+        forked(in_folder, str(here), [*join, "b.npz", "--name", "b", *model], env=env) as b,
+    ):
+        assert without.wait() == 2, without.err
+        assert (
+            "the server trains my_parts:Net, code of its own: expected the same model here, with --model" in without.err
+        )
+        assert (a.wait(), b.wait(), server.wait()) == (0, 0, 0), a.err + b.err + server.err
+    assert cl.open(here / "run").status == "complete"

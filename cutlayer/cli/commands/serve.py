@@ -145,7 +145,8 @@ def join(args: argparse.Namespace) -> int:
         if name != "rate" and value is not None and value.is_integer():
             given[name] = int(value)  # accept 1e6 for a whole number
     limits = dataclasses.replace(Limits(), **{name: value for name, value in given.items() if value is not None})
-    data = ClientData(as_path("data", args.data), limits, args.x_column, args.y_column)
+    own = flags.config_values(args).get("model")
+    data = ClientData(as_path("data", args.data), limits, args.x_column, args.y_column, own)
 
     def say(line: str) -> None:
         log.info("%s", line)
