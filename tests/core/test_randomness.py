@@ -32,7 +32,7 @@ def test_a_context_inside_another_is_the_one_that_draws() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_an_operation_that_must_be_lent_the_global_generator(monkeypatch: object) -> None:
+def test_an_operation_that_must_be_lent_the_global_generator() -> None:
     """As attention on a GPU: its dropout takes no generator. Nested contexts do not wait for each other."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     before = torch.random.get_rng_state()
