@@ -49,6 +49,7 @@ def rounds(
     rounds: int = 10,
     participation: float | int = 1.0,
     batch_size: int = 32,
+    accumulate: int = 1,
     local_epochs: int = 5,
     local_steps: int | None = None,
     protocol: str = "smofi",
@@ -131,6 +132,8 @@ def train(*arguments: Any, **named: Any) -> Result:
     optimizer       SGD, NAG, Adam, AdamW or Lion; `server_optimizer` the same unless given
     rounds, participation, batch_size, local_epochs, local_steps
                     participation: a rate (float) or a number of clients (int); local_steps overrides local_epochs
+    accumulate      batches per optimizer step: the step's gradient is that of the mean loss over all of them, computed
+                    one batch at a time. T_j, local_steps, momentum, fusion and rates count optimizer steps
     protocol        "smofi": epochs, optimizer memory empty at the start of every round; "cyclesl": one batch (or
                     local_steps) per client and round, memory and the place in the data kept between rounds
     last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch" (None: skipped, but with

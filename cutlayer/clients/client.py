@@ -29,11 +29,12 @@ from cutlayer.clients.messages import (
 )
 from cutlayer.core.randomness import address, forward_randomness, rng
 from cutlayer.core.threads import Workers
-from cutlayer.data.schedule import Indices
+from cutlayer.data.schedule import Indices, MicroBatch
 from cutlayer.data.source import Source
 from cutlayer.errors import ClientError, CutlayerError
 from cutlayer.nn.flat import Rows, differentiate
 from cutlayer.nn.nested import Inputs, ordered, parted
+from cutlayer.optim.accumulate import Accumulated
 from cutlayer.optim.local import clip, clips, clips_regularised, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.step import Step, optimizer_step
@@ -103,7 +104,7 @@ class Client:
     def open(self, plan: Plan) -> None:
         """Begin a round with the weights and memory of the plan, or else those the client kept, or empty memory."""
         seat = self.seat
-        self.plan, self.taken, self.tried = plan, 0, 0
+        self.plan, self.taken, self.steps, self.tried = plan, 0, 0, 0  # taken: batches; steps: of the optimizer
         self.clipped: int | Tensor = 0
         own = plan.own
         start = plan.start or own.front
@@ -118,10 +119,12 @@ class Client:
         else:
             seat.memory.reset(seat.index)
         self.position = own.position
-        self._batches: Iterator[Indices] = plan.schedule.batches(
+        self._batches: Iterator[MicroBatch] = plan.schedule.batches(
             len(self.source), plan.address.round, self.id, own.position
         )
-        self._next: Indices | None = None
+        self._next = next(self._batches, None)
+        self._gathered = Accumulated()
+        self.partial = False  # whether the step goes on after the batch under way
         self._a: Tensor | None = None  # the smashed data with their graph, until their gradient arrives
         self.waits = False  # whether it waits for that gradient
         self.tail_done = False  # where labels stay: whether this step has been through the last block
@@ -131,15 +134,22 @@ class Client:
         """The settings of its optimizer step."""
         return Step(self.plan.local, self.plan.optimizer, self.w0, self.plan.eta)
 
+    @property
+    def over(self) -> bool:
+        """Whether it has taken all batches of the round."""
+        return self._next is None
+
     def next(self) -> Indices:
-        """The indices of the next step's samples; the same until the step begins."""
-        if self._next is None:
-            self._next = next(self._batches)
-        return self._next
+        """The indices of the next batch's samples; the same until the batch begins."""
+        assert self._next is not None, "the round is over"
+        return self._next.rows
 
     def begin(self) -> None:
-        """Mark the next step as begun."""
-        self._next, self.waits, self.tail_done = None, True, False
+        """Mark the next batch as begun."""
+        assert self._next is not None, "the round is over"
+        self.partial, self._rows = not self._next.last, len(self._next.rows)
+        self.waits, self.tail_done = True, False
+        self._next = next(self._batches, None)
 
     def batch(self) -> tuple[Inputs, Tensor]:
         """Begin the next step, and return its samples."""
@@ -187,13 +197,19 @@ class Client:
 
     @naming
     def backward(self, reply: CutGrad) -> Square | None:
-        """Compute the front's gradient from the one at the cut, and take the optimizer step.
+        """Compute the front's gradient from the one at the cut, and take the optimizer step, or wait for the step's
+        other micro-batches.
 
         Return the client's part of the joint norm, where the plan's local rule has one.
         """
         seat, plan, own = self.seat, self.plan, torch.zeros((), dtype=torch.float64)
         self.receive(reply)
         w, g = seat.rows.w[seat.index], seat.rows.g[seat.index]
+        if plan.schedule.accumulate > 1:
+            self._gathered.add(0, g, self._rows, last=not self.partial)
+        if self.partial:
+            self.stepped()
+            return None
         if plan.local is not None and clips(plan.local):
             if clips_regularised(plan.local):
                 regularise(plan.local, plan.optimizer, g, w, self.w0)
@@ -221,13 +237,15 @@ class Client:
         return self.waits and reply.address == self.here()
 
     def stepped(self) -> None:
-        """Mark the step under way as finished."""
+        """Mark the batch under way as finished, and with the last of its micro-batches the step."""
         self._a, self.waits = None, False
         self.taken += 1
+        self.steps += not self.partial
 
     def momenta(self) -> list[Momentum]:
         """The optimizer's current moments as a message, where the plan asks for them after each step."""
-        return [Momentum(self.here(), self.seat.memory.get(self.seat.index).m)] if self.plan.fuses else []
+        moments = self.seat.memory.get(self.seat.index).m
+        return [Momentum(self.here(), moments)] if self.plan.fuses and not self.partial else []
 
     def adopt(self, fused: Adopt) -> None:
         """Replace the optimizer's moments by the fused ones."""
@@ -242,7 +260,7 @@ class Client:
             seat.rows.row(seat.index),
             len(self.source),
             seat.memory.get(seat.index),
-            self.position + self.taken,
+            self.position + self.steps,
             self.tried,
             int(self.clipped),
             plan.keeps_half,

@@ -160,6 +160,12 @@ def _number(words: Any, _: Take) -> float:
     return float(words)
 
 
+def _said(schedule: BatchSchedule) -> dict[str, Any]:
+    """A schedule as plain data, without what older versions do not know, where it has its default."""
+    newer = {f.name for f in fields(schedule) if "optional" in f.metadata and getattr(schedule, f.name) == f.default}
+    return {name: value for name, value in asdict(schedule).items() if name not in newer}
+
+
 def _schedule(words: Any, _: Take) -> BatchSchedule:
     if not isinstance(words, dict):
         raise ValueError("expected a batch schedule")
@@ -207,7 +213,7 @@ CODECS: dict[Any, Codec] = {
     bool: Codec(lambda b: (b, ()), _flag),
     float: Codec(lambda x: (x, ()), _number),
     Address: Codec(lambda at: (list(astuple(at)), ()), lambda at, _: Address(*at)),
-    BatchSchedule: Codec(lambda schedule: (asdict(schedule), ()), _schedule),
+    BatchSchedule: Codec(lambda schedule: (_said(schedule), ()), _schedule),
     Tensor: Codec(lambda x: (None, (x,)), lambda _, take: take(1)[0]),
     Tensor | None: Codec(
         lambda x: (0, ()) if x is None else (1, (x,)), lambda n, take: next(iter(_all_or_none(1)(n, take)), None)

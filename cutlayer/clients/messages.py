@@ -13,6 +13,9 @@ FeatureGrad   up    T times the gradient of the loss there
 A method may need more after each CutGrad: a Square up (FedNAR's joint norm: 3T + 2 messages), or a Momentum up and an
 Adopt down (SMoFi with `fuse_clients`: 4T + 2).
 
+A step may consist of several micro-batches. Each is a pair of Smashed and CutGrad, and the optimizers step after the
+last one; Square, Momentum and Adopt belong to that one alone.
+
 NextStep and Finish ask a simulated client for its Smashed and its Report. They are never sent over the network: a
 client on another machine knows from its plan what comes next, and sends it without being asked.
 """
@@ -26,7 +29,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from cutlayer.clients.state import NOTHING, ClientState
-from cutlayer.data.schedule import BatchSchedule
+from cutlayer.data.schedule import OPTIONAL, BatchSchedule
 from cutlayer.nn.flat import Vectors, Views
 from cutlayer.optim.local import Local, joint
 from cutlayer.optim.memory import Moments
@@ -42,17 +45,13 @@ def travels(how: str) -> dict[str, str]:
     return {"travels": how}
 
 
-OPTIONAL = {"optional": "left out where it has its default"}
-"""The metadata of a field that older versions do not have."""
-
-
 @dataclass(frozen=True)
 class Address:
     """Identifies a message, so that stale and repeated ones are recognised."""
 
     round: int
     client: int
-    step: int  # the client's own count of steps in this round, from 0; -1 for a Plan or Report
+    step: int  # the client's own count of batches in this round, from 0; -1 for a Plan or Report
     attempt: int = 0
 
 
@@ -178,6 +177,7 @@ class CutGrad:
     loss: Tensor | None = field(default=None, metadata=travels(NEVER))
     square: Tensor | None = None  # ||h||^2 of the server's half, for a joint norm
     flowed: int = field(default=0, metadata=travels(NEVER))  # the bytes of the gradient, where `grad` is None
+    partial: bool = field(default=False, metadata=travels(NEVER))  # the optimizer step waits for more micro-batches
 
     @property
     def nbytes(self) -> int:
@@ -261,6 +261,8 @@ def answers(message: Down, plan: Plan) -> dict[type[Up], Address]:
             return {Smashed: at}
         case Features():
             return {FeatureGrad: at}
+        case CutGrad() if message.partial:
+            return {}
         case CutGrad():
             square: dict[type[Up], Address] = {Square: at} if joint(plan.local) else {}
             return {**square, Momentum: replace(at, step=at.step + 1)} if plan.fuses else square

@@ -181,6 +181,7 @@ class LocalCohort(Cohort):
         first = clients[0]
         return all(
             client.asked(reply)
+            and client.plan.schedule.accumulate == 1
             and client.plan.eta == first.plan.eta
             and not clips(client.plan.local)
             and (client.plan.local is None or client.start.w is first.start.w)

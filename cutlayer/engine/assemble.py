@@ -146,7 +146,7 @@ def _feed(o: Options, parts: Parts) -> BatchSchedule:
     """Return the schedule of the clients' batches."""
     steps = 1 if o.persists and o.local_steps is None else o.local_steps
     schedule = BatchSchedule(
-        o.batch_size, o.local_epochs, steps, o.shuffle, o.last_batch, o.small_client, o.seed, onward=o.persists
+        o.batch_size, o.local_epochs, steps, o.shuffle, o.last_batch, o.small_client, o.seed, o.persists, o.accumulate
     )
     if parts.scheme.traits.regulator is None:
         return schedule
@@ -171,10 +171,11 @@ def _data(clients: Sequence[Any] | RemoteClients, test: Any, dtype: torch.dtype)
 def _some_batch(data: Data, schedule: BatchSchedule, parts: Parts) -> None:
     """Refuse data in which no client has a full batch."""
     if data.away is None and parts.scheme.traits.regulator is None and not any(map(schedule.per_epoch, data.sizes)):
-        most = max(data.sizes)
+        most, times = max(data.sizes), schedule.accumulate
+        what = "batch" if times == 1 else f"step of {times} batches"
         raise ContractError(
-            f"batch_size = {schedule.batch_size}: the largest client has {most} samples, so none has a full batch; "
-            f"expected at most {most}, or small_client='one_batch'"
+            f"batch_size = {schedule.batch_size}: the largest client has {most} samples, so none has a full {what}; "
+            f"expected at most {most // times}, or small_client='one_batch'"
         )
 
 
@@ -200,8 +201,9 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
     share = -(-selected // a.processes.size) if a.spread else selected
     separate = a.processes.size == 1 and a.traits.separate and buffers_of(parts.update) != "average"
     moments = parts.optimizer.moments, parts.server_optimizer.moments
-    flight, asks, style = a.how.size * a.how.workers.n, joint(parts.local), a.style
-    count = functools.cache(lambda: memory_limit.counter(s, o.batch_size, a.traits, moments, flight, a.attached, asks))
+    flight, sums, style = a.how.size * a.how.workers.n, int(o.accumulate > 1), a.style
+    spare = sums, max(2 * sums, int(joint(parts.local)))  # the sums of micro-batches; the gradients before a step
+    count = functools.cache(lambda: memory_limit.counter(s, o.batch_size, a.traits, moments, flight, a.attached, spare))
     limit = o.memory_limit
     group = None if limit is None else memory_limit.group(limit, share, separate, count(), a.how.size)
     evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, a.how.workers, a.processes)

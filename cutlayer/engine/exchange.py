@@ -6,6 +6,7 @@ A client whose answer is missing is lost for the round: it is asked for nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from torch import Tensor
@@ -28,8 +29,7 @@ from cutlayer.clients.messages import (
 )
 from cutlayer.clients.waves import Wave
 from cutlayer.engine.records import Ledger
-from cutlayer.optim.local import Local, joint
-from cutlayer.schemes.base import Fuses, Session
+from cutlayer.schemes.base import Fuses, Server, Session
 
 M = TypeVar("M", bound=Up)
 
@@ -37,11 +37,11 @@ M = TypeVar("M", bound=Up)
 class Exchange:
     """An attempt at round n with a cohort; `fuse`: the clients' momenta go to the session after every step."""
 
-    def __init__(self, cohort: Cohort, n: int, attempt: int, local: Local | None, fuse: bool) -> None:
-        self.cohort, self.n, self.attempt, self.fuse = cohort, n, attempt, fuse
-        self.joint = joint(local)
+    def __init__(self, cohort: Cohort, n: int, attempt: int, server: Server, fuse: bool) -> None:
+        self.cohort, self.n, self.attempt, self.server, self.fuse = cohort, n, attempt, server, fuse
         self.ledger = Ledger()
         self._silent: set[int] = set()
+        self._sent: set[Address] = set()  # the wave's gradients that were sent in the middle of its step
         self._momenta: list[Up] = []  # answers to the wave's gradients, kept until all are there to be fused
 
     def leg(self, plans: Sequence[Plan], waves: Iterable[Wave], session: Session) -> list[Report]:
@@ -52,8 +52,8 @@ class Exchange:
         taken = {plan.address.client: 0 for plan in plans}
         own = set(taken)
         for wave in waves:
-            others = tuple(j for j in wave.clients if j not in own)
-            wave = Wave(tuple(j for j in wave.clients if j in taken), wave.epoch, others)
+            others = () if wave.partial else tuple(j for j in wave.clients if j not in own)
+            wave = replace(wave, clients=tuple(j for j in wave.clients if j in taken), on_other_ranks=others)
             if wave.clients or wave.on_other_ranks:
                 self._wave(wave, taken, session)
         end = {j: self._at(j, -1) for j in taken}
@@ -67,14 +67,17 @@ class Exchange:
         arrived = self.cohort.ask([NextStep(at) for at in due.values()]) if due else []
         smashed: list[Smashed | Attached] = admit(arrived, due, Smashed, Attached)
         self._silent = set(due) - {message.address.client for message in smashed}
-        self._momenta = []
+        self._momenta, self._sent = [], set()
+        self.server.wave(wave.partial)
         replies = session.step(wave, cast(list[Smashed], smashed))  # a scheme does not look inside Attached
-        if replies and not self.joint:  # with a joint norm they were sent in the middle of the step
-            self._momenta += self.cohort.ask(replies)
-        self.ledger.wave(smashed, replies)
+        if wave.partial:
+            replies = [replace(reply, partial=True) for reply in replies]
+        if unsent := [reply for reply in replies if reply.address not in self._sent]:
+            self._momenta += self.cohort.ask(unsent)
+        self.ledger.wave(smashed, replies, wave.partial)
         for message in smashed:
             taken[message.address.client] += 1
-        if self.fuse and isinstance(session, Fuses):
+        if self.fuse and isinstance(session, Fuses) and not wave.partial:
             self._fuse([m.address.client for m in smashed if m.address.client not in self._silent], taken, session)
         for j in self._silent:
             del taken[j]
@@ -95,6 +98,7 @@ class Exchange:
         """Send gradients to the clients in the middle of a step; return ||h||^2 of their halves. A client with no
         answer is lost."""
         due = {reply.address.client: reply.address for reply in replies}
+        self._sent |= set(due.values())
         arrived = self.cohort.ask(replies) if replies else []
         self._momenta += arrived
         squares = admit(arrived, due, Square)

@@ -80,14 +80,14 @@ def counter(
     moments: tuple[int, int],
     flight: int,
     attached: bool,
-    asks: bool,
+    spare: tuple[int, int],
 ) -> Callable[[int], Need]:
     """Return a function from m clients to what a round of them needs.
 
     moments     of the clients' and of the server's optimizer
     flight      how many clients' passes are under way at once
     attached    a client's pass goes through both halves before the next client's begins
-    asks        a joint norm can cancel a step, so the previous gradients are kept
+    spare       more vectors for every client, of its front's and of its server half's size: gradients that are kept
     """
     model, layout, cut, x, device = subject.model, subject.layout, subject.cuts[0], subject.x, subject.device
     blocks = blocks_of(model)
@@ -107,8 +107,8 @@ def counter(
         backs = at_once if layout.tail or traits.meets == "batch" else here  # kept until their clients have answered
         waiting = 0.0 if attached else (front + 2 * smashed) * (fronts - min(here, fronts))
         return Need(
-            server=(traits.server_copies(m, moments[1]) + m * asks) * d_s,
-            fronts=fronts * (2 + moments[0]) * d_c,
+            server=(traits.server_copies(m, moments[1]) + m * spare[1]) * d_s,
+            fronts=fronts * (2 + moments[0] + spare[0]) * d_c,
             activations=batch * (here * (front + last + 2 * smashed) + backs * back + waiting),
             model=(COPIES + here) * (d_c + d_s),
         )

@@ -40,6 +40,7 @@ class Options:
     rounds: int = 10
     participation: float | int = 1.0
     batch_size: int = 32
+    accumulate: int = 1
     local_epochs: int = 5
     local_steps: int | None = None
     protocol: str = "smofi"

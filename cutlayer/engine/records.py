@@ -168,10 +168,11 @@ class Ledger:
         self.tried = self.clipped = 0  # gradients that a local rule could clip, and those that it clipped
         self.clients: list[int] = []  # that finished the round
 
-    def wave(self, smashed: Sequence[Smashed | Attached], replies: Sequence[CutGrad]) -> None:
+    def wave(self, smashed: Sequence[Smashed | Attached], replies: Sequence[CutGrad], partial: bool) -> None:
+        """Count a wave; `partial`: its optimizer steps end with a later one."""
         for s in smashed:
             steps, samples = self.work.get(s.address.client, (0, 0))
-            self.work[s.address.client] = steps + 1, samples + s.samples
+            self.work[s.address.client] = steps + (not partial), samples + s.samples
         self.up += sum(s.nbytes for s in smashed)
         self.down += sum(r.nbytes for r in replies)
         self.losses += [(r.address.client, r.address.step, r.loss) for r in replies if r.loss is not None]

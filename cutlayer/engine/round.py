@@ -9,8 +9,9 @@ clients, and sums go through the process group. Where there is one server half, 
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ import torch
 from cutlayer.clients.cohort import Availability
 from cutlayer.clients.messages import Address, Plan, Report
 from cutlayer.clients.state import AVERAGED
-from cutlayer.clients.waves import waves
+from cutlayer.clients.waves import Wave, micro_waves, waves
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import blocks, one_thread
 from cutlayer.data.schedule import BatchSchedule
@@ -39,6 +40,8 @@ from cutlayer.schemes.base import Session
 from cutlayer.schemes.server import Compute, Opening, Rules, Server
 from cutlayer.simulation.clock import Work, server_seconds
 from cutlayer.simulation.devices import seconds_per_sample
+
+WavesOf = Callable[[Sequence[int]], Iterator[Wave]]
 
 
 @dataclass(frozen=True)
@@ -116,18 +119,19 @@ class Engine:
         mine = list(processes.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(planned.cut)
-        exchange = Exchange(s.cohort, n, planned.attempt, s.local, self._traits.fuses_clients)
+        exchange = Exchange(s.cohort, n, planned.attempt, server, self._traits.fuses_clients)
         self._begin(server, state, planned, exchange, everybody)
         W_c, _ = state.W.split(s.offsets[planned.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))
         sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or processes.size > 1 else None
         aggregator = Aggregator(s, state, planned.cut, server, processes, sizes, len(groups) > 1)
+        waves_of = functools.partial(self._waves, state, planned)
         for group in groups:
             server.place = planned.rows[group[0]] if group else 0
             session = s.scheme.open(server, group)
             plans = {j: self._plan(state, planned, j, W_c, memory_c) for j in group}
-            stepping = {j: planned.J[j] for j in planned.order if len(groups) == 1 or j in plans}
-            aggregator.add(session.close, self._legs(exchange, session, plans, stepping))
+            stepping = [j for j in planned.order if len(groups) == 1 or j in plans]
+            aggregator.add(session.close, self._legs(exchange, session, plans, waves_of, stepping))
         reports = aggregator.reports
         if len(reports) < min(planned.quorum, len(planned.J)) and processes.size == 1:
             done = f"{len(reports) or 'none'} of its {len(planned.J)} clients finished, {planned.quorum} must"
@@ -186,7 +190,8 @@ class Engine:
         if self._regulator is None:
             return dict.fromkeys(selected, s.schedule)
         cost = {j: seconds_per_sample(s.devices[j], s.shape, cut) for j in selected}
-        d = self._regulator.batches(s.schedule.batch_size, {j: s.sizes[j] for j in selected}, cost)
+        whole = {j: s.sizes[j] // s.schedule.accumulate for j in selected}  # so that each has a full step
+        d = self._regulator.batches(s.schedule.batch_size, whole, cost)
         return {j: replace(s.schedule, batch_size=d[j]) for j in selected}
 
     def _cut(self, n: int) -> int:
@@ -236,18 +241,29 @@ class Engine:
         )
 
     def _legs(
-        self, exchange: Exchange, session: Session, plans: Mapping[int, Plan], epochs: Mapping[int, list[int]]
+        self, exchange: Exchange, session: Session, plans: Mapping[int, Plan], waves_of: WavesOf, order: Sequence[int]
     ) -> list[Report]:
         """Train all clients together; or, where the front is passed on, one by one, each from where the last ended."""
-        order = self._traits.order
         if self._traits.carry != "relay":
-            return exchange.leg(list(plans.values()), waves(order, epochs), session)
+            return exchange.leg(list(plans.values()), waves_of(order), session)
         reports: list[Report] = []
-        for j in epochs:
+        for j in order:
             start = reports[-1].end if reports else plans[j].start
-            done = exchange.leg([replace(plans[j], start=start)], waves(order, {j: epochs[j]}), session)
+            done = exchange.leg([replace(plans[j], start=start)], waves_of([j]), session)
             reports += [_apart(report) for report in done]
         return reports
+
+    def _waves(self, state: Global, planned: RoundPlan, clients: Sequence[int]) -> Iterator[Wave]:
+        """Yield the waves of these clients, in the order in which they step."""
+        s, accumulate = self.setup, self.setup.schedule.accumulate
+        steps = waves(self._traits.order, {j: planned.J[j] for j in clients})
+
+        def pieces(j: int, k: int) -> int:
+            schedule = planned.schedules[j]
+            before = state.participations.get(j, 0) * schedule.total(s.sizes[j]) if schedule.onward else 0
+            return schedule.pieces(s.sizes[j], before + k)
+
+        return steps if accumulate == 1 else micro_waves(steps, accumulate, pieces)
 
     def _rows(self, J: Mapping[int, list[int]], order: Sequence[int]) -> Sequence[int]:
         """Return the clients in the order of their rows. Where memory belongs to slots, that is the order of stepping;
@@ -302,8 +318,8 @@ class Engine:
         s = self.setup
         if s.cohort.remote:
             return None
-        steps = {j: T for j, (T, _) in work.items()}
-        done = Work(steps, {j: samples / T for j, (T, samples) in work.items()}, cut)
+        steps = {j: T for j, (T, _) in work.items() if T}
+        done = Work(steps, {j: samples / T for j, (T, samples) in work.items() if T}, cut)
         return self._traits.seconds(s.clock, done, s.devices, s.shape, self._p_s, s.offsets[cut][0])
 
 

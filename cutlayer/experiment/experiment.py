@@ -50,6 +50,7 @@ def options(config: Config) -> Options:
         rounds=config.rounds,
         participation=config.participation,
         batch_size=config.batch_size,
+        accumulate=config.accumulate,
         local_epochs=config.local_epochs,
         local_steps=config.local_steps,
         protocol=config.protocol,

@@ -17,6 +17,7 @@ from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Vectors
 from cutlayer.nn.nested import Inputs
+from cutlayer.optim.accumulate import Accumulated
 from cutlayer.optim.local import Local, clip, clips, clips_regularised, joint, regularise, squared
 from cutlayer.optim.memory import Memory, Moments
 from cutlayer.optim.optimizer import Optimizer
@@ -89,6 +90,7 @@ class Server:
         self._history = False
         self._memory: Memory | None = None
         self._left: dict[int, Tensor] = {}  # row -> the first moment that `kept` returned for it, still in the row
+        self._gathered = Accumulated()
 
     def begin(self, opening: Opening, place: int = 0) -> None:
         """Begin a round. `place`: the slot of this process's first client."""
@@ -100,6 +102,13 @@ class Server:
         self._before: dict[int, Tensor] = {}  # client -> its previous gradient row, if that is history
         self.work = 0  # the cost so far: samples times forwards
         self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip; those it did
+        self.wave(partial=False)
+        self._incomplete: set[int] = set()  # rows whose gradient still lacks micro-batches
+        self._gathered.clear()
+
+    def wave(self, partial: bool) -> None:
+        """Begin a wave. `partial`: the optimizers do not step yet, since more micro-batches follow."""
+        self.partial = partial
 
     def surrogates(self, n: int, history: bool = False) -> Rows:
         """Return rows with n copies of W_s; there may be more rows after them, unused.
@@ -136,7 +145,7 @@ class Server:
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         """Run forward and backward on every client's batch, each with W_s,j from its own row. Write g_j into rows.g,
         and return dL/dA_j (None where the pass has gone on into the client's half)."""
-        if self._history and joint(self.local):  # the joint norm can cancel a step, so keep the previous gradient
+        if self._history and (joint(self.local) or self.partial):  # the step may never come: keep the last gradient
             self._before = {s.address.client: rows.g[row[s.address.client]].clone() for s in smashed}
         if self.opening.tail is None:
             replies = self.passes.backward(rows, row, smashed)
@@ -145,8 +154,15 @@ class Server:
             heard = {reply.address.client for reply in replies}
             smashed = [s for s in smashed if s.address.client in heard]
         self.work += TRAINED * sum(s.samples for s in smashed)
-        self.steps += len(smashed) * clips(self.local)
         which = [row[s.address.client] for s in smashed]
+        for s, r in zip(smashed, which, strict=True):
+            self._gather(s.address.client, rows, r, s.samples)
+        if self.partial:
+            for j, g in self._before.items():
+                rows.g[row[j]] = g
+            self._before = {}
+            return replies
+        self.steps += len(smashed) * clips(self.local)
         if clips(self.local):
             self._clipped += self.workers.map(lambda r: self._regularise(rows, r), which)
         if not joint(self.local):
@@ -163,20 +179,35 @@ class Server:
             if not replies:
                 return []
             self.work += TRAINED * sum(s.samples for s in smashed)
-            self.steps += clips(self.local)
-            self._clipped.append(self._regularise(rows, row))
+            answered = {reply.address.client for reply in replies}
+            self._merge(rows, row, sum(s.samples for s in smashed if s.address.client in answered))
             return replies
         d = [s.samples for s in smashed]
         y = torch.cat([s.y for s in smashed if s.y is not None])
-        grad, loss = self.gradient(rows, row, where, joined(smashed, self.half), y)
+        grad, loss = self.passes.gradient(rows, row, where, joined(smashed, self.half), y)
+        self.work += TRAINED * len(y)
+        self._merge(rows, row, sum(d))
         parts = zip(smashed, torch.split(grad, d), d, strict=True)
         return [CutGrad(s.address, part * (sum(d) / d_j), loss) for s, part, d_j in parts]
+
+    def _merge(self, rows: Rows, row: int, samples: int) -> None:
+        """Gather the gradient of a merged batch; regularise that of a whole step."""
+        self._gather(EVERYBODY, rows, row, samples)
+        if not self.partial:
+            self.steps += clips(self.local)
+            self._clipped.append(self._regularise(rows, row))
+
+    def _gather(self, owner: int, rows: Rows, row: int, samples: int) -> None:
+        """Add the gradient of a micro-batch to its step's; with the last, rows.g[row] is the gradient of the step."""
+        self._gathered.add(owner, rows.g[row], samples, last=not self.partial)
+        (self._incomplete.add if self.partial else self._incomplete.discard)(row)
 
     def gradient(
         self, rows: Rows, row: int, where: Address, x: Inputs, y: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Write g of one batch into rows.g[row]; return the gradient at the cut and the loss. `x`: what crosses the
-        cut. `weight`: per sample."""
+        cut. `weight`: per sample. It is the gradient of a whole step, also while clients accumulate theirs."""
+        self._incomplete.discard(row)
         grad, loss = self.passes.gradient(rows, row, where, x, y, weight)
         self.work += TRAINED * len(y)
         self.steps += clips(self.local)
@@ -203,7 +234,9 @@ class Server:
             regularise(self.local, self.optimizer, g, w, self.start.w[at])
 
     def step(self, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
-        """Take the optimizer step of these rows, with weight decay and local rule."""
+        """Take the optimizer step of these rows, with weight decay and local rule. Rows whose gradient still lacks
+        micro-batches do not step."""
+        which = [r for r in which if r not in self._incomplete]
         optimizer_step(self.workers, Step(self.local, self.optimizer, self.start.w, self.eta), rows, memory, which)
 
     def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
@@ -212,9 +245,11 @@ class Server:
         return self.passes.input_gradients(rows, row, smashed)
 
     def agreed(self, replies: Sequence[CutGrad]) -> list[CutGrad]:
-        """Return the replies whose step the server may take now, with their gradients clipped. With a joint norm these
-        are the replies whose client has sent its part of the norm, otherwise all."""
+        """Return the replies whose step the server may take now, with their gradients clipped: none where more
+        micro-batches follow; with a joint norm those whose client has sent its part of the norm; otherwise all."""
         rule = self.local
+        if self.partial:
+            return []
         if rule is None or not joint(rule):
             return list(replies)
         squares = self.opening.send(replies)

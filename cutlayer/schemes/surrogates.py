@@ -122,7 +122,8 @@ class Surrogates:
             self.epoch = wave.epoch
         replies = server.backward(rows, self.row, smashed)
         arrived = [reply.address.client for reply in server.agreed(replies)]
-        self.lost |= set(wave.clients) - set(arrived)
+        heard = [reply.address.client for reply in replies] if wave.partial else arrived
+        self.lost |= set(wave.clients) - set(heard)
         server.step(rows, self.memory, sorted(self.row[j] for j in arrived))
         if self.every == "step":
             self._average([*arrived, *wave.on_other_ranks])  # over the clients active at this step

@@ -42,7 +42,7 @@ def passes(schedule: BatchSchedule, samples: int, round: int = 1, client: int = 
     """The batches of a round, pass by pass."""
     batches = schedule.batches(samples, round, client)
     for steps in schedule.epochs_of(samples):
-        yield [next(batches) for _ in range(steps)]
+        yield [next(batches).rows for _ in range(steps)]
     assert next(batches, None) is None
 
 
@@ -92,10 +92,10 @@ def test_unshuffled_passes_go_from_first_to_last(schedule: BatchSchedule, sample
 @given(schedules, st.integers(1, 40), st.integers(1, 5), st.integers(0, 5))
 def test_the_address_names_the_batches(schedule: BatchSchedule, samples: int, round: int, client: int) -> None:
     """Asking twice gives the same batches twice, whatever was drawn in between."""
-    first = list(schedule.batches(samples, round, client))
+    first = [batch.rows for batch in schedule.batches(samples, round, client)]
     list(schedule.batches(samples, round + 1, client))
     torch.rand(3), np.random.default_rng().random(3)
-    again = list(schedule.batches(samples, round, client))
+    again = [batch.rows for batch in schedule.batches(samples, round, client)]
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -111,9 +111,9 @@ def test_rounds_clients_epochs_and_seeds_differ() -> None:
 def test_batches_do_not_depend_on_the_number_of_epochs() -> None:
     """The first pass of a longer round is that of a shorter one: methods with the same seed see the same rows."""
     short, long, counted = BatchSchedule(4, epochs=1), BatchSchedule(4, epochs=3), BatchSchedule(4, steps=5)
-    first = [b.tolist() for b in short.batches(13, 2, 1)]
-    assert [b.tolist() for b in long.batches(13, 2, 1)][: len(first)] == first
-    assert [b.tolist() for b in counted.batches(13, 2, 1)][: len(first)] == first
+    first = [b.rows.tolist() for b in short.batches(13, 2, 1)]
+    assert [b.rows.tolist() for b in long.batches(13, 2, 1)][: len(first)] == first
+    assert [b.rows.tolist() for b in counted.batches(13, 2, 1)][: len(first)] == first
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Rule:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay: float | Callable[[int], float] = 1.0
+    micro: int | None = None  # samples of a micro-batch; None: a step is one batch
 
     def eta(self, n: int) -> float:
         """The learning rate of round n."""
@@ -99,14 +100,23 @@ class Half:
 
 def split_step(front: Half, back: Half, batch: Batch, n: int) -> None:
     """One step of a pair: activations go up, the gradient of the back as it was before its own step comes down."""
-    x, y = batch
-    a = front.module(x)
-    leaf = a.detach().clone().requires_grad_()
-    loss = functional.cross_entropy(back.module(leaf), y)
-    gx, *of_back = torch.autograd.grad(loss, [leaf, *back.weights.values()])
-    of_front = torch.autograd.grad(a, list(front.weights.values()), grad_outputs=gx)
+    of_front, of_back = split_gradients(front, back, batch)
     back.step(of_back, n)
     front.step(of_front, n)
+
+
+def split_gradients(front: Half, back: Half, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of both halves: of the mean over the batch, taken in micro-batches where the rule says so."""
+    sums: list[list[Tensor]] = []
+    for x, y in zip(*(part.split(front.rule.micro or len(part)) for part in batch), strict=True):
+        a = front.module(x)
+        leaf = a.detach().clone().requires_grad_()
+        loss = functional.cross_entropy(back.module(leaf), y)
+        gx, *of_back = torch.autograd.grad(loss, [leaf, *back.weights.values()])
+        of_front = torch.autograd.grad(a, list(front.weights.values()), grad_outputs=gx)
+        sums.append([len(y) / len(batch[1]) * g for g in (*of_front, *of_back)])
+    total = [torch.stack(same).sum(dim=0) for same in zip(*sums, strict=True)]
+    return total[: len(front.weights)], total[len(front.weights) :]
 
 
 def mean(weighted: Iterable[tuple[nn.Module, int]]) -> State:

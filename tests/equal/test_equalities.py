@@ -82,7 +82,7 @@ def uncut(which: int, cohorts: tuple[tuple[int, ...], ...], beta: float = 0.0, s
         for j in J:
             twin = copy.deepcopy(model).train()
             optimizer = THEIRS[which](twin.parameters(), n)
-            for rows in schedule.batches(SIZES[j], n, j):
+            for rows, _ in schedule.batches(SIZES[j], n, j):
                 optimizer.zero_grad()
                 functional.cross_entropy(twin(clients[j][0][rows]), clients[j][1][rows]).backward()
                 optimizer.step()

@@ -229,7 +229,7 @@ def test_the_scheme_is_the_plug_in(kind: str, flags: Flags, cut: int) -> None:
     for n in (1, 2):
         fusion.reset()
         own = [theirs(kind, f) for f in fronts]
-        batches = [list(schedule.batches(size, n, j)) for j, size in enumerate(sizes)]
+        batches = [[batch.rows for batch in schedule.batches(size, n, j)] for j, size in enumerate(sizes)]
         for k in range(10):
             active = [j for j in J if k < len(batches[j])]
             for j in active:

@@ -181,7 +181,7 @@ def steps_of(run: Run) -> tuple[float, float]:
     schedule = run.setup.schedule
     some = list(run.setup.sizes)[:1000]
     steps = [sum(schedule.epochs_of(size)) for size in some]
-    trained = [(n, n * min(schedule.batch_size, size)) for n, size in zip(steps, some, strict=True) if n]
+    trained = [(n, n * min(schedule.step_size, size)) for n, size in zip(steps, some, strict=True) if n]
     count = max(len(trained), 1)
     return sum(n for n, _ in trained) / count, sum(s for _, s in trained) / count
 

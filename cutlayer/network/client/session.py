@@ -28,6 +28,7 @@ from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Rows, Style, half
+from cutlayer.optim.local import joint
 from cutlayer.optim.memory import Memory
 
 DOWN = ("Plan", "Features", "CutGrad", "Adopt")  # what a server sends in a round
@@ -116,7 +117,7 @@ class ClientSession:
 
     def _check(self, plan: Plan) -> None:
         """Refuse a plan that is beyond the client's limits, or not as agreed."""
-        limits, steps = self.limits, plan.schedule.total(len(self.source))
+        limits, steps = self.limits, plan.schedule.total(len(self.source)) * plan.schedule.accumulate
         rate, batch = f"above 0, to {limits.rate:g} (--limit-rate)", f"at most {limits.batch:,} (--limit-batch)"
         for what, value, good, expected in (
             ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
@@ -139,18 +140,20 @@ class ClientSession:
         if client.waits == isinstance(message, Adopt):
             return
         if isinstance(message, CutGrad):
+            if (message.square is not None) != (joint(plan.local) and not client.partial):
+                raise FrameError("a CutGrad with a squared norm that is not due, or without one that is")
             if self.layout.tail and not client.tail_done:
                 raise FrameError("a gradient before its features")
             message = replace(message, grad=message.grad.to(self.device) if message.grad is not None else None)
         yield from cast(list[Message], client.handle(message))
-        if not client.waits and (isinstance(message, Adopt) or not plan.fuses):
+        if not client.waits and (isinstance(message, Adopt) or not plan.fuses or client.partial):
             yield from self._next()
 
     def _next(self) -> Iterator[Message]:
         """Take the next step, or end the round with a report."""
         client, plan = self.client, self.plan
         assert client is not None and plan is not None, "a plan comes first"
-        if client.taken < self.steps:
+        if not client.over:
             yield from cast(list[Message], client.handle(NextStep(client.here())))
             return
         report = client.close()
