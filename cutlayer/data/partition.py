@@ -7,12 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import Labels, Owners
 from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, expect, is_whole
 
 DRAWS = 100
+
+
+def generator(seed: int) -> np.random.Generator:
+    """Return the generator that divides the rows of a run with this seed."""
+    return rng(seed, 0, EVERYBODY, "partition")
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class Natural:
         if owners is None:
             raise ContractError("partition natural needs data that come with owners, such as femnist")
         expect(len(owners) == len(labels), "number of owners", len(owners), f"one for each of {len(labels)} rows")
-        held = [part[: self.max_size] for part in _by_owner(owners) if len(part) >= self.min_size]
+        held = [part[: self.max_size] for part in by_owner(owners) if len(part) >= self.min_size]
         expect(len(held) > 0, "min_size", self.min_size, "a number of rows that some owner has")
         if clients is None:
             return Parts.of(held)
@@ -148,7 +154,7 @@ class Natural:
         return Parts.of(held[i] for i in np.sort(rng.choice(len(held), clients, replace=False)))
 
 
-def _by_owner(owners: Owners) -> list[Indices]:
+def by_owner(owners: Owners) -> list[Indices]:
     """Return the rows of each owner, with owners and rows in ascending order."""
     _, sizes = np.unique(owners, return_counts=True)
     return np.split(np.argsort(owners, kind="stable"), np.cumsum(sizes)[:-1])

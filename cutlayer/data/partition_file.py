@@ -1,18 +1,15 @@
 """Partitions as files: who holds which rows, so that others can train on exactly the same parts.
 
-    parts.json   {"rows": 50000, "clients": [[4, 17, ...], ...], "tests": [[...], ...]}      tests: optional
+    parts.json   {"rows": 50000, "clients": [[4, 17, ...], ...], "tests": [[...], ...]}      rows, tests: optional
     parts.npz    the same as arrays: rows, order, ends, and test_order, test_ends
 
-These can be read, too: a JSON list of lists, or an object of client -> rows; and published pickles of index lists (as
-plain data, nothing in them is run): a list or dict of rows per client, or `data_indices` with the train and test rows
-of each client, where rows are numbered over training and test rows together.
+`partition_forms` says in which forms of other tools they are read, too.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +17,17 @@ from typing import Any
 import numpy as np
 
 from cutlayer.core.files import as_path, reached, write_aside
-from cutlayer.core.sealed import parsed
+from cutlayer.data.partition_forms import FL_BENCH, PARQUET, parse
 from cutlayer.data.parts import Parts
-from cutlayer.data.read import npz, plain_pickle
 from cutlayer.data.rows import Labels, Owners
-from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, StoreError, expect
 
-ARRAYS = ("rows", "order", "ends", "test_order", "test_ends")
+TOGETHER = f"; {FL_BENCH} numbers training and test rows together, as --protocol cyclesl does"
 
 
 @dataclass(frozen=True)
 class FromFile:
-    """Parts read from a file; `cutlayer partition --out parts.json` writes one."""
+    """Parts read from a file; `cutlayer partition --parts parts.json` writes one."""
 
     path: str = ""
 
@@ -55,16 +50,19 @@ def check_name(path: Path) -> None:
         raise ContractError(f"partition file {path}: expected a name that ends with .json or .npz")
 
 
-def write(path: Path, parts: Parts, rows: int) -> None:
-    """Write parts to a JSON or NPZ file, depending on its suffix."""
+def write(path: Path, parts: Parts, rows: int | None) -> None:
+    """Write parts to a JSON or NPZ file, depending on its suffix. `rows`: how many were divided, if known."""
     check_name(path)
     if path.suffix == ".json":
-        held: dict[str, Any] = {"rows": rows, "clients": [part.tolist() for part in parts]}
+        held: dict[str, Any] = {} if rows is None else {"rows": rows}
+        held["clients"] = [part.tolist() for part in parts]
         if parts.tests is not None:
             held["tests"] = [part.tolist() for part in parts.tests]
         write_aside(path, json.dumps(held).encode())
     else:
-        arrays = {"rows": np.array(rows), "order": parts.order, "ends": parts.ends}
+        arrays = {"order": parts.order, "ends": parts.ends}
+        if rows is not None:
+            arrays["rows"] = np.array(rows)
         if parts.tests is not None:
             arrays |= {"test_order": parts.tests.order, "test_ends": parts.tests.ends}
         buffer = io.BytesIO()
@@ -75,41 +73,17 @@ def write(path: Path, parts: Parts, rows: int) -> None:
 def read(path: Path, rows: int | None = None) -> Parts:
     """Read the parts from a file; `rows`: the number of rows of the data, which the file must fit."""
     path = as_path("path", path)
-    with reached(f"partition file {path}: cannot be read"):
-        data = path.read_bytes()
+    with reached(f"partition file {path}: cannot be read"), path.open("rb") as file:
+        data = file.read(len(PARQUET))
+        data += b"" if data == PARQUET else file.read()  # a Parquet file may hold a whole data set
     try:
-        parts, said = _parse(path, data)
+        parts = parse(path, data)
     except (StoreError, ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise StoreError(f"partition file {path}: not a partition: {error}") from error
-    if rows is not None and said is not None:
-        expect(said == rows, f"partition file {path}: rows", said, f"{rows}, as many as the data have")
-    _check(path, parts, rows)
+    if rows is not None and parts.rows is not None:
+        expect(parts.rows == rows, f"partition file {path}: rows", parts.rows, f"{rows}, as many as the data have")
+    _check(path, parts, parts.rows if rows is None else rows)
     return parts
-
-
-def _parse(path: Path, data: bytes) -> tuple[Parts, int | None]:
-    if data[:2] == b"PK":
-        _, file = npz.arrays(io.BytesIO(data), ARRAYS, path.name)
-        tests = Parts(_rows(file["test_order"]), _rows(file["test_ends"])) if "test_order" in file else None
-        return Parts(_rows(file["order"]), _rows(file["ends"]), tests), int(file["rows"].item())
-    held = parsed(data) if data.lstrip()[:1] in (b"[", b"{") else plain_pickle.loads(data, str(path))
-    if isinstance(held, Mapping) and "clients" in held:
-        tests = Parts.of(_rows(part) for part in held["tests"]) if "tests" in held else None
-        return Parts.of((_rows(part) for part in held["clients"]), tests), held.get("rows")
-    if isinstance(held, Mapping) and "data_indices" in held:
-        each = held["data_indices"]
-        own = Parts.of(_rows(client["test"]) for client in each)
-        return Parts.of((_rows(client["train"]) for client in each), own), None
-    return Parts.of(_rows(part) for part in (held.values() if isinstance(held, Mapping) else held)), None
-
-
-def _rows(given: Any) -> Indices:
-    rows = np.asarray(given)
-    if rows.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if rows.ndim != 1 or rows.dtype.kind not in "iu":
-        raise ValueError(f"{str(given)[:60]}: expected a list of row numbers for each client")
-    return rows.astype(np.int64)
 
 
 def _check(path: Path, parts: Parts, rows: int | None) -> None:
@@ -126,6 +100,7 @@ def _check(path: Path, parts: Parts, rows: int | None) -> None:
             continue
         low, high = int(named.order.min()), int(named.order.max())
         most = f"0..{rows - 1}, the rows the data have" if rows is not None else "no negative row"
+        most += TOGETHER if rows is not None and parts.origin.startswith(FL_BENCH) else ""
         fits = low >= 0 and (rows is None or high < rows)
         expect(fits, f"partition file {path}: rows", f"{low}..{high}", most)
     _once(path, parts)

@@ -15,16 +15,23 @@ from cutlayer.errors import expect
 
 
 class Parts(Lazy[Indices]):
-    """Client j holds the rows order[ends[j-1]:ends[j]], in ascending order. `tests`: its test rows, if given."""
+    """Client j holds the rows order[ends[j-1]:ends[j]], in ascending order.
 
-    def __init__(self, order: Indices, ends: Indices, tests: Parts | None = None) -> None:
-        self.order, self.ends, self.tests = order, ends, tests
+    tests     each client's test rows, if given
+    rows      how many rows were divided, if known
+    origin    which tool saved the parts, if they come from a file
+    """
 
-    @classmethod
-    def of(cls, parts: Iterable[Indices], tests: Parts | None = None) -> Parts:
+    def __init__(
+        self, order: Indices, ends: Indices, tests: Parts | None = None, rows: int | None = None, origin: str = ""
+    ) -> None:
+        self.order, self.ends, self.tests, self.rows, self.origin = order, ends, tests, rows, origin
+
+    @staticmethod
+    def of(parts: Iterable[Indices], tests: Parts | None = None, rows: int | None = None, origin: str = "") -> Parts:
         held = [np.asarray(part, dtype=np.int64) for part in parts]
         order = np.concatenate(held) if held else np.empty(0, dtype=np.int64)
-        return cls(order, np.cumsum([len(part) for part in held], dtype=np.int64), tests)
+        return Parts(order, np.cumsum([len(part) for part in held], dtype=np.int64), tests, rows, origin)
 
     def __len__(self) -> int:
         return len(self.ends)

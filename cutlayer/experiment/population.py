@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
+from cutlayer.data.partition import generator
 from cutlayer.data.parts import Holdout, Parts, Side, Tail
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.source import Population, View
@@ -61,8 +61,7 @@ def divided(config: Config, data: Dataset) -> tuple[StoredRows, Parts]:
     if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
         rows = data.everything
     clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
-    draw = rng(config.seed, 0, EVERYBODY, "partition")
-    return rows, config.part("partition")(rows.y, clients, draw, rows.owners)
+    return rows, config.part("partition")(rows.y, clients, generator(config.seed), rows.owners)
 
 
 def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
