@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutlayer._version import __version__
 
 if TYPE_CHECKING:
+    from cutlayer.api import partition
     from cutlayer.api.network import join, serve
     from cutlayer.api.opened import RunFolder
     from cutlayer.api.opened import open_run as open
@@ -56,6 +57,7 @@ _HOMES = {
     "experiment.program": "named",
     "api.network": "join serve",
     "api.opened": "RunFolder open",
+    "api.partition": "partition",
     "network.protocol.settings": "Limits Net",
     "nn.blocks": "blocks",
     "nn.cut": "Blocks halves joined",
@@ -74,6 +76,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _CALLED = {"dataset": "load_task", "open": "open_run"}  # public names that differ from those in the module
+_MODULES = {"partition"}  # public names that are modules themselves
 
 __all__ = [
     "NAG",
@@ -128,6 +131,7 @@ __all__ = [
     "load",
     "named",
     "open",
+    "partition",
     "register",
     "rounds",
     "serve",
@@ -138,7 +142,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'cutlayer' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"cutlayer.{_HOME[name]}"), _CALLED.get(name, name))
+    home = importlib.import_module(f"cutlayer.{_HOME[name]}")
+    value = home if name in _MODULES else getattr(home, _CALLED.get(name, name))
     globals()[name] = value
     return value
 

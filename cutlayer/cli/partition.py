@@ -17,7 +17,7 @@ examples:
   cutlayer partition --task cifar10 --clients 100 --dirichlet 0.2 --data-dir DATA
   cutlayer partition --clients 20 --shards 2 --parts parts.json        digits, two shards each, written down
   cutlayer partition --task femnist --natural --data-dir DATA         one client a writer
-  cutlayer partition --partition file --partition.path parts.json     a published partition, looked at
+  cutlayer partition --partition file --partition.path parts.json     a saved one, of Flower or FL-bench too
   cutlayer partition --clients 4 --export parts      parts/client-0.npz, ...: to try `serve` and `join` on one machine
 """
 FIELDS = (

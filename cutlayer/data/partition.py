@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import Labels, Owners
 from cutlayer.data.schedule import Indices
-from cutlayer.errors import ContractError, expect, is_whole
+from cutlayer.errors import ContractError, expect, is_number, is_whole
 
 DRAWS = 100
 
@@ -40,7 +39,7 @@ class QuantitySkew:
     min_size: int = 1
 
     def __post_init__(self) -> None:
-        expect(0 < self.gamma < math.inf, "gamma", self.gamma, "a finite number above 0")
+        expect(is_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a finite number above 0")
         whole = is_whole(self.min_size) and self.min_size >= 0
         expect(whole, "min_size", self.min_size, "a whole number, at least 0")
 
@@ -84,13 +83,9 @@ class Dirichlet:
     min_size: int = 10
 
     def __post_init__(self) -> None:
-        expect(0 < self.gamma < math.inf, "gamma", self.gamma, "a finite number above 0")
-        expect(
-            isinstance(self.min_size, int) and self.min_size >= 0,
-            "min_size",
-            self.min_size,
-            "a whole number, at least 0",
-        )
+        expect(is_number(self.gamma) and self.gamma > 0, "gamma", self.gamma, "a finite number above 0")
+        whole = is_whole(self.min_size) and self.min_size >= 0
+        expect(whole, "min_size", self.min_size, "a whole number, at least 0")
 
     def __call__(self, labels: Labels, clients: int, rng: np.random.Generator, owners: Owners | None = None) -> Parts:
         _enough(len(labels), clients, self.min_size)
@@ -161,7 +156,7 @@ def by_owner(owners: Owners) -> list[Indices]:
 
 
 def _enough(rows: int, clients: int, min_size: int) -> None:
-    expect(isinstance(clients, int) and clients >= 1, "clients", clients, "a whole number, at least 1")
+    expect(is_whole(clients) and clients >= 1, "clients", clients, "a whole number, at least 1")
     if clients * min_size > rows:
         raise ContractError(f"clients = {clients}: {rows} rows cannot give each of them at least {min_size}")
 

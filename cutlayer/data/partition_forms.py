@@ -61,7 +61,7 @@ def _arrays(data: bytes, name: str) -> Parts:
 def _plain(held: Any) -> Parts:
     """Return the parts that lists, dicts and arrays describe."""
     if not isinstance(held, Mapping):
-        return Parts.of(map(_rows, _several("a partition", held)), origin="a list of rows for each client")
+        return Parts.of(map(_rows, _several("a partition", held)), origin="a list of rows per client")
     if "clients" in held:
         rows = held.get("rows")
         if rows is not None and not is_whole(rows):
@@ -71,7 +71,7 @@ def _plain(held: Any) -> Parts:
     if "data_indices" in held or "separation" in held:
         return _fl_bench(held)
     ids, several = _in_order(held)
-    return Parts.of(map(_rows, several), origin=FLOWER if ids else "an object of client -> rows")
+    return Parts.of(map(_rows, several), origin=FLOWER if ids else "rows by client's name")
 
 
 def _fl_bench(held: Mapping[Any, Any]) -> Parts:

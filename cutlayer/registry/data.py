@@ -98,7 +98,7 @@ PARTITIONS: dict[str, Part] = {
     ),
     "file": Part(
         "cutlayer.data.partition_file:FromFile",
-        "as a file says (path): .json, .npz, or a published pickle of indices",
+        "as a file says (path): cutlayer's, Flower's, FL-bench's, or lists of rows",
         "-",
         about={"path": Takes("TEXT", "", "the file that says who holds which rows")},
     ),

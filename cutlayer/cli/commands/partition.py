@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     title = f"{config.task}, {len(parts)} clients, {text.words(config.partition)}, seed {config.seed}"
     if not args.json:
         console.print(f"{title}; divided in {seconds:.1f} s", markup=False, soft_wrap=True)
+        if parts.origin:
+            console.print(f"form of the file: {parts.origin}", markup=False, soft_wrap=True)
         console.print(_summary(counts))
         console.print(_clients(counts, parts))
     wrote = [png]
