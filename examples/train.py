@@ -1,15 +1,12 @@
 """Train a small network over unevenly spread clients, cut after its first block, with SMoFi."""
 
-import numpy as np
 import torch
 from torch import nn
 
 import cutlayer as cl
-from cutlayer.data.partition import Dirichlet
-from cutlayer.data.tasks import digits
 
-data = digits()
-parts = Dirichlet(gamma=0.2)(data.labels, 20, np.random.default_rng(0))
+data = cl.dataset("digits", None)
+parts = cl.partition.dirichlet(data.y, clients=20, gamma=0.2)  # who holds which rows
 
 torch.manual_seed(0)
 model = nn.Sequential(
@@ -20,7 +17,7 @@ model = nn.Sequential(
 
 result = cl.train(
     model,
-    [(data.x[rows], data.y[rows]) for rows in parts],
+    parts.clients(data),
     test=(data.x_test, data.y_test),
     cut=0,
     scheme=cl.SMoFi(alpha=-0.1),
