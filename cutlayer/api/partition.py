@@ -86,7 +86,7 @@ def natural(
 ) -> Partition:
     """Make each owner a client, in the owners' order.
 
-    owners      whose each row is: numbers or names
+    owners      whose each row is: numbers or names (the command line takes a column's numbers for names, 10 before 2)
     clients     how many of them to draw at random (default: all)
     min_size    owners with fewer rows are left out
     max_size    the most rows of an owner: of more, its first are taken (default: all)
@@ -102,7 +102,7 @@ def natural(
 def load(path: str | Path) -> Partition:
     """Read a partition that `save` or `cutlayer partition --parts` wrote, or Flower, FL-bench or another tool.
 
-    The form is told by content; `origin` says which it is. Pickles are read as plain data: nothing in them is run. A
+    The form is told by content, and `origin` names it. Pickles are read as plain data: nothing in them is run. A
     client may not hold a row twice, nor be tested on a row it trains on; several clients may hold one row.
 
     >>> import json, tempfile
@@ -110,7 +110,7 @@ def load(path: str | Path) -> Partition:
     ...     path = Path(folder, "partitions.json")
     ...     _ = path.write_text(json.dumps({0: [4, 1], 1: [0, 2, 3]}))       # partition id -> rows
     ...     load(path)
-    <Partition: 2 clients, 5 rows, from Flower>
+    <Partition: 2 clients, 5 rows, form: Flower>
     """
     return Partition(partition_file.read(as_path("path", path)))
 

@@ -29,7 +29,7 @@ class Partition(Parts):
     sizes     how many rows each client holds
     tests     each client's test rows, as another partition, if the file named them
     rows      how many rows were divided, if known
-    origin    which tool saved the partition, if it was loaded
+    origin    if it was loaded: the form of the file, by the name of a tool that writes it
     """
 
     tests: Partition | None
@@ -40,7 +40,7 @@ class Partition(Parts):
         super().__init__(parts.order, parts.ends, tests, known, parts.origin)
 
     def __repr__(self) -> str:
-        told = f", from {self.origin}" if self.origin else ""
+        told = f", form: {self.origin}" if self.origin else ""
         return f"<Partition: {len(self)} clients, {len(self.order)} rows{told}>"
 
     def save(self, path: str | Path) -> None:

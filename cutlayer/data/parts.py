@@ -19,7 +19,7 @@ class Parts(Lazy[Indices]):
 
     tests     each client's test rows, if given
     rows      how many rows were divided, if known
-    origin    which tool saved the parts, if they come from a file
+    origin    if they come from a file: its form, by the name of a tool that writes it
     """
 
     def __init__(

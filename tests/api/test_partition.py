@@ -210,7 +210,7 @@ def test_what_is_no_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h
 def test_a_row_may_be_with_several_clients(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("[[1, 2], [2, 3]]")
     assert repr(cl.partition.load(tmp_path / "p.json")) == (
-        "<Partition: 2 clients, 4 rows, from a list of rows per client>"
+        "<Partition: 2 clients, 4 rows, form: a list of rows per client>"
     )
 
 
