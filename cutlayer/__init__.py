@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cutlayer.optim.fusion import MomentumFusion
     from cutlayer.optim.lion import Lion
     from cutlayer.optim.local import Clip, FedNAR, FedProx
+    from cutlayer.optim.lr_schedule import Cosine, Warmup
     from cutlayer.optim.sgd import NAG, SGD
     from cutlayer.optim.update import FedAvg, FedAvgM, FedNAG, SlowMo
     from cutlayer.registry import register
@@ -66,6 +67,7 @@ _HOMES = {
     "optim.local": "Clip FedNAR FedProx",
     "optim.adam": "Adam AdamW",
     "optim.lion": "Lion",
+    "optim.lr_schedule": "Cosine Warmup",
     "optim.sgd": "NAG SGD",
     "optim.update": "FedAvg FedAvgM FedNAG SlowMo",
     "registry": "register",
@@ -94,6 +96,7 @@ __all__ = [
     "Clip",
     "Clock",
     "ContractError",
+    "Cosine",
     "CutlayerError",
     "CyclePSL",
     "CycleSFL",
@@ -120,6 +123,7 @@ __all__ = [
     "SlowMo",
     "StoreError",
     "TransportError",
+    "Warmup",
     "__version__",
     "blocks",
     "cuts",

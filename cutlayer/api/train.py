@@ -22,6 +22,7 @@ from cutlayer.engine.run import Result, Run
 from cutlayer.experiment.program import Where, recorded
 from cutlayer.nn.cut import Cut
 from cutlayer.optim.local import Clip, Local
+from cutlayer.optim.lr_schedule import LRSchedule
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import Update
@@ -46,6 +47,7 @@ def rounds(
     update: str | Update | None = None,
     optimizer: str | Optimizer = SGD(lr=0.05, momentum=0.9, weight_decay=5e-4, decay=1.0),
     server_optimizer: str | Optimizer | None = None,
+    lr_schedule: str | LRSchedule | Callable[..., float] | None = None,
     rounds: int = 10,
     participation: float | int = 1.0,
     batch_size: int = 32,
@@ -130,6 +132,8 @@ def train(*arguments: Any, **named: Any) -> Result:
                     over both halves of a client together
     update          None (plain averaging), FedAvgM(beta=0.3), SlowMo(lr=1.0, beta=0.6) or FedNAG()
     optimizer       SGD, NAG, Adam, AdamW or Lion; `server_optimizer` the same unless given
+    lr_schedule     a factor on both learning rates: Cosine(rounds=100, warmup=5), Warmup(rounds=5, steps=10), or a
+                    function of the round (from 1), or of the round and the client's step in it (from 0)
     rounds, participation, batch_size, local_epochs, local_steps
                     participation: a rate (float) or a number of clients (int); local_steps overrides local_epochs
     accumulate      batches per optimizer step: the step's gradient is that of the mean loss over all of them, computed

@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("augment", "last_batch", "small_client"),
         ),
     ),
-    "gradients": ("gradients", ("clip",)),
+    "gradients": ("gradients and rates", ("clip", "accumulate", "lr_schedule")),
     "cut": ("what crosses the cut", ("labels", "noise")),
     "time": ("simulated time", ("profile", "kappa", "count_sync", "sequential")),
     "machine": (

@@ -15,7 +15,18 @@ from cutlayer.cli.parser import later
 from cutlayer.errors import unknown
 from cutlayer.experiment.methods import NAMED
 from cutlayer.experiment.presets import PRESETS
-from cutlayer.registry import LOCALS, MODELS, OPTIMIZERS, PARTITIONS, PROFILES, SCHEMES, TASKS, UPDATES, Part
+from cutlayer.registry import (
+    LOCALS,
+    LR_SCHEDULES,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    PROFILES,
+    SCHEMES,
+    TASKS,
+    UPDATES,
+    Part,
+)
 
 ABOUT = """\
 What there is to choose from, one line each, and the paper it comes from. `list cuts` shows, for every cut of a model,
@@ -59,6 +70,7 @@ def kinds() -> dict[str, Lines]:
         "locals": LOCALS,
         "updates": UPDATES,
         "optimizers": OPTIMIZERS,
+        "lr_schedules": LR_SCHEDULES,
         "partitions": PARTITIONS,
     }
     lines: dict[str, Lines] = {"tasks": [(name, t.line, t.source) for name, t in TASKS.items()]}

@@ -132,7 +132,12 @@ class Client:
     @property
     def how(self) -> Step:
         """The settings of its optimizer step."""
-        return Step(self.plan.local, self.plan.optimizer, self.w0, self.plan.eta)
+        return Step(self.plan.local, self.plan.optimizer, self.w0, self.eta)
+
+    @property
+    def eta(self) -> float:
+        """The learning rate of the step under way."""
+        return self.plan.eta if self.plan.etas is None else float(self.plan.etas[self.steps])
 
     @property
     def over(self) -> bool:

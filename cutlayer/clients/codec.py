@@ -78,7 +78,7 @@ def encode(message: Message, parts: Parts, within: bool = False) -> Encoded:
         if kind in PARTS:
             said[name] = parts.words(name, value)
             continue
-        if name in _optional(type(message).__name__) and not value:
+        if name in _optional(type(message).__name__) and (value is None or value == ()):
             continue
         word, some = CODECS[kind].encode(value)
         tensors += some

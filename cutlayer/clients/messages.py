@@ -64,7 +64,7 @@ class Plan:
     start: Vectors | None  # W_c^{n-1}; None: the half the client kept
     schedule: BatchSchedule
     optimizer: Optimizer
-    eta: float
+    eta: float  # of the first step
     local: Local | None = None
     noise: float = 0.0  # on the smashed data, relative to its norm
     loss: Loss | None = None  # for a client that keeps its labels, and holds the last block too; None: labels are sent
@@ -73,6 +73,7 @@ class Plan:
     keeps_half: bool = False  # the client keeps its front from round to round
     keeps_memory: bool = False  # the client keeps its optimizer's memory and its position in the data
     fuses: bool = False  # after every step the client sends its momentum, and continues with the fused one
+    etas: Tensor | None = field(default=None, metadata=OPTIONAL)  # of every step, where they differ
     confirmed: int = 0  # the client's last round that counts; it must not use state of later rounds
     own: ClientState = field(default=NOTHING, metadata=travels(WITHIN))  # what the client kept
     row: int = field(default=0, metadata=travels(WITHIN))  # its place among all clients of the round

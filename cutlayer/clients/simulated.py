@@ -182,7 +182,7 @@ class LocalCohort(Cohort):
         return all(
             client.asked(reply)
             and client.plan.schedule.accumulate == 1
-            and client.plan.eta == first.plan.eta
+            and client.eta == first.eta
             and not clips(client.plan.local)
             and (client.plan.local is None or client.start.w is first.start.w)
             for client, reply in zip(clients, replies, strict=True)

@@ -21,7 +21,6 @@ from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.averaging import Mean, average, drift
 from cutlayer.optim.memory import Moments
-from cutlayer.optim.optimizer import rate
 from cutlayer.optim.update import buffers_of
 from cutlayer.schemes.base import Closed
 from cutlayer.schemes.server import Server
@@ -88,7 +87,7 @@ class Aggregator:
         self._without_the_lost()
         W_bar_c, W_bar_s = self.mean_c.value, self.mean_s.value
         momentum = dict(state.update)
-        eta_c, eta_s = rate(s.optimizer, n), rate(s.server_optimizer, n)
+        eta_c, eta_s = s.eta(n), s.eta_server(n)
         if s.traits.carry == "keep":  # the update acts on what is averaged: the server half
             w_s = s.update(self.W_s.w, W_bar_s.w, momentum, eta_s)
             halves = zip(self.W_c, W_bar_s._replace(w=w_s), strict=True)

@@ -221,6 +221,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         schedule=a.schedule,
         optimizer=parts.optimizer,
         server_optimizer=parts.server_optimizer,
+        lr_schedule=parts.lr_schedule,
         persists=o.persists,
         noise=o.noise,
         loss=o.loss,

@@ -15,10 +15,11 @@ from cutlayer.engine.validate import PROTOCOLS, Parts, brought
 from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import Cut
 from cutlayer.optim.local import Clip, Local, combined
+from cutlayer.optim.lr_schedule import LRSchedule, as_lr_schedule
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import FedAvg, Update
-from cutlayer.registry import LOCALS, OPTIMIZERS, SCHEMES, UPDATES, build
+from cutlayer.registry import LOCALS, LR_SCHEDULES, OPTIMIZERS, SCHEMES, UPDATES, build
 from cutlayer.schemes.base import Scheme
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
@@ -37,6 +38,7 @@ class Options:
     update: str | Update | None = None
     optimizer: str | Optimizer = OPTIMIZER
     server_optimizer: str | Optimizer | None = None
+    lr_schedule: str | LRSchedule | Callable[..., float] | None = None
     rounds: int = 10
     participation: float | int = 1.0
     batch_size: int = 32
@@ -100,7 +102,8 @@ class Options:
         update: Update = FedAvg() if self.update is None else build(UPDATES, self.update)
         optimizer: Optimizer = build(OPTIMIZERS, self.optimizer)
         server: Optimizer = build(OPTIMIZERS, self.server_optimizer, "server_optimizer") or optimizer
-        return Parts(scheme, local, update, brought(update, optimizer), brought(update, server))
+        schedule = as_lr_schedule(build(LR_SCHEDULES, self.lr_schedule))
+        return Parts(scheme, local, update, brought(update, optimizer), brought(update, server), schedule)
 
 
 def _clip(given: float) -> Clip:

@@ -54,7 +54,7 @@ class Round:
     drift_server: float | None = None
     train_loss: float | None = None
     clip_rate: float | None = None  # share of the gradients that the local rule clipped
-    lr: float | None = None  # None, here and for the cut: the journal does not say
+    lr: float | None = None  # at the round's first step; None, here and for the cut: the journal does not say
     cut: int | None = None
     clients: tuple[int, ...] = ()  # that finished the round
     client_steps: tuple[int, ...] = ()  # of each of them

@@ -34,7 +34,6 @@ from cutlayer.nn.flat import Vectors
 from cutlayer.nn.macs import TRAINING
 from cutlayer.optim.local import clips
 from cutlayer.optim.memory import Moments
-from cutlayer.optim.optimizer import rate
 from cutlayer.optim.update import buffers_of
 from cutlayer.schemes.base import Session
 from cutlayer.schemes.server import Compute, Opening, Rules, Server
@@ -155,7 +154,7 @@ class Engine:
         opening = Opening(
             round=n,
             start=W_s,
-            eta=rate(s.server_optimizer, n),
+            eta=functools.cache(functools.partial(s.eta_server, n)),
             samples={j: s.sizes[j] for j in everybody},
             batch={j: planned.schedules[j].batch_size for j in everybody},
             kept=lambda owner: state.moments(owner, n),
@@ -217,16 +216,17 @@ class Engine:
     def _plan(self, state: Global, planned: RoundPlan, j: int, W_c: Vectors, memory: Moments | None) -> Plan:
         s, own = self.setup, state.client(j, planned.n)
         n, schedule, keeps = planned.n, planned.schedules[j], self._traits.carry == "keep"
-        eta = rate(s.optimizer, n)
+        etas = [s.eta(n, k) for k in range(schedule.total(s.sizes[j]) if s.by_step else 1)]
         if self._regulator is not None:
-            eta = self._regulator.rate(eta, schedule.batch_size, s.schedule.batch_size)
+            etas = [self._regulator.rate(eta, schedule.batch_size, s.schedule.batch_size) for eta in etas]
         return Plan(
             address=Address(n, j, -1, planned.attempt),
             cut=planned.cut,
             start=None if own.front is not None or (keeps and own.remote) else W_c,
             schedule=schedule,
             optimizer=s.optimizer,
-            eta=eta,
+            eta=etas[0],
+            etas=torch.tensor(etas, dtype=torch.float64) if s.by_step else None,
             local=s.local,
             noise=s.noise,
             loss=s.loss if s.layout.tail else None,
@@ -303,7 +303,7 @@ class Engine:
             drift_server=drift[1],
             train_loss=tally.train_loss,
             clip_rate=tally.clipped / tally.tried if clips(s.local) and tally.tried else None,
-            lr=rate(s.optimizer, n),
+            lr=s.eta(n),
             cut=cut,
             clients=tuple(tally.clients),
             client_steps=tuple(work[j][0] for j in tally.clients),

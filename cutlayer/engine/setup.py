@@ -17,6 +17,7 @@ from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Half
 from cutlayer.nn.macs import Shape
 from cutlayer.optim.local import Local
+from cutlayer.optim.lr_schedule import LRSchedule
 from cutlayer.optim.optimizer import Optimizer, rate
 from cutlayer.optim.update import Update
 from cutlayer.schemes.autograd import Loss
@@ -42,6 +43,7 @@ class Setup:
     schedule: BatchSchedule
     optimizer: Optimizer
     server_optimizer: Optimizer
+    lr_schedule: LRSchedule | None
     persists: bool  # whether optimizer memory lives on between rounds, on both sides
     noise: float
     loss: Loss
@@ -69,7 +71,20 @@ class Setup:
         """What the scheme says of itself."""
         return self.scheme.traits
 
+    def eta(self, n: int, k: int = 0) -> float:
+        """The clients' learning rate in step k of round n."""
+        return rate(self.optimizer, n) * (1.0 if self.lr_schedule is None else self.lr_schedule(n, k))
+
+    def eta_server(self, n: int, k: int = 0) -> float:
+        """The server's learning rate in step k of round n."""
+        return rate(self.server_optimizer, n) * (1.0 if self.lr_schedule is None else self.lr_schedule(n, k))
+
+    @property
+    def by_step(self) -> bool:
+        """Whether learning rates change within a round."""
+        return self.lr_schedule is not None and self.lr_schedule.by_step
+
     def rates(self, n: int) -> str:
         """Return the learning rates of a round, for error messages."""
-        client, server = rate(self.optimizer, n), rate(self.server_optimizer, n)
+        client, server = self.eta(n), self.eta_server(n)
         return f"with learning rate {client:g}" + ("" if client == server else f" (server {server:g})")

@@ -22,6 +22,7 @@ from cutlayer.core.files import as_path, reached
 from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
 from cutlayer.registry import (
     LOCALS,
+    LR_SCHEDULES,
     MODELS,
     OPTIMIZERS,
     OWN,
@@ -44,6 +45,7 @@ TABLES: dict[str, Table[Part]] = {
     "update": UPDATES,
     "optimizer": OPTIMIZERS,
     "server_optimizer": OPTIMIZERS,
+    "lr_schedule": LR_SCHEDULES,
     "partition": PARTITIONS,
     "model": MODELS,
 }
@@ -67,6 +69,7 @@ class Config(BaseModel):
     update: Spec = Field({"name": "fedavg"}, description="what happens to the mean of the halves")
     optimizer: Spec = Field({"name": "sgd"}, description="optimizer, on both sides unless --server-optimizer is given")
     server_optimizer: Spec | None = Field(None, description="the server's optimizer")
+    lr_schedule: Spec | None = Field(None, description="a factor on both learning rates, by round and step")
     partition: Spec = Field({"name": "dirichlet"}, description="who holds which rows")
     clients: int | None = Field(None, ge=1, description="number of clients (default: 30; natural ones: all there are)")
     protocol: Literal["smofi", "cyclesl"] = Field(
@@ -181,6 +184,7 @@ class Config(BaseModel):
             update,
             brought(update, optimizer),
             brought(update, self.part("server_optimizer") or optimizer),
+            self.part("lr_schedule"),
         )
         redrawn = isinstance(self.cut, tuple) and self.cut[0] != self.cut[1]
         refuse_senseless(parts, self.protocol, redrawn, self.labels)
@@ -285,6 +289,10 @@ def parse(values: Mapping[str, Any]) -> Config:
         given["server_optimizer"] = merge(
             {"server_optimizer": given["optimizer"]}, {"server_optimizer": given["server_optimizer"]}
         )["server_optimizer"]
+    rates = _table("lr_schedule", given["lr_schedule"]) if "lr_schedule" in given else {}
+    if rates.get("name") == "cosine" and "rounds" not in rates:
+        rounds = given.get("rounds", Config.model_fields["rounds"].default)
+        given["lr_schedule"] = {**rates, "rounds": rounds}
     try:
         return Config(**given)
     except ValidationError as error:

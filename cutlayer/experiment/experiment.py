@@ -47,6 +47,7 @@ def options(config: Config) -> Options:
         update=config.part("update"),
         optimizer=config.part("optimizer"),
         server_optimizer=config.part("server_optimizer"),
+        lr_schedule=config.part("lr_schedule"),
         rounds=config.rounds,
         participation=config.participation,
         batch_size=config.batch_size,

@@ -38,6 +38,7 @@ from cutlayer.registry import KINDS, Part
 
 UNSAID = ("progress", "threads", "kept_memory", "ranks", "device", "clock", "profile")  # or said otherwise
 PARTS = ("scheme", "local", "update", "optimizer")
+NEWER = ("accumulate", "lr_schedule")  # said where they were chosen: older runs do not say them
 Resume = Literal["auto", "never", "must"]
 
 
@@ -136,6 +137,7 @@ def describe(run: Run, model: nn.Module, options: Options) -> dict[str, Any]:
         field.name: said(getattr(options, field.name))
         for field in fields(options)
         if field.name not in (*UNSAID, *PARTS, "server_optimizer")
+        and not (field.name in NEWER and getattr(options, field.name) == field.default)
     }
     values |= {
         "backend": s.backend.name,

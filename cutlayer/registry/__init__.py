@@ -17,11 +17,12 @@ UPDATES = Table("update", optimizers.UPDATES, Part.own, ("__call__",))
 OPTIMIZERS = Table(
     "optimizer", optimizers.OPTIMIZERS, Part.own, ("lr", "decay", "moments", "remembers", "regularise", "update")
 )
+LR_SCHEDULES = Table("lr_schedule", optimizers.LR_SCHEDULES, Part.own, ("__call__",))
 PARTITIONS = Table("partition", data.PARTITIONS, Part.own, ("__call__",))
 MODELS = Table("model", models.MODELS, Part.own)
 TASKS = Table("task", data.TASKS, Task.own)
 KINDS: dict[str, Table[Any]] = {
-    table.what: table for table in (SCHEMES, LOCALS, UPDATES, OPTIMIZERS, PARTITIONS, MODELS, TASKS)
+    table.what: table for table in (SCHEMES, LOCALS, UPDATES, OPTIMIZERS, LR_SCHEDULES, PARTITIONS, MODELS, TASKS)
 }
 
 
@@ -29,7 +30,7 @@ def register(kind: str, name: str, maker: Callable[..., Any], line: str = "your 
     """Give a part of your own a name, for the command line and for configs: `cutlayer run --import MODULE` imports the
     module that calls this.
 
-    kind    "scheme", "local", "update", "optimizer", "partition", "model" or "task"
+    kind    "scheme", "local", "update", "optimizer", "lr_schedule", "partition", "model" or "task"
     maker   a class or function that makes it; of a model, from any of `shape` and `classes` and its own parameters; of
             a task, a function without parameters that returns (x, y), or ((x, y), (x_test, y_test))
     line    what `cutlayer list` says of it
@@ -42,6 +43,7 @@ def register(kind: str, name: str, maker: Callable[..., Any], line: str = "your 
 __all__ = [
     "KINDS",
     "LOCALS",
+    "LR_SCHEDULES",
     "MODELS",
     "OPTIMIZERS",
     "OWN",

@@ -83,6 +83,28 @@ UPDATES: dict[str, Part] = {
     ),
 }
 
+LR_SCHEDULES: dict[str, Part] = {
+    "cosine": Part(
+        "cutlayer.optim.lr_schedule:Cosine",
+        "a linear rise over the first rounds, then half a cosine down",
+        "Loshchilov and Hutter, ICLR 2017",
+        about={
+            "rounds": Takes("INT", None, "rounds to the lowest rate (default: those of the run)"),
+            "warmup": Takes("INT", 0, "rounds in which the rate rises"),
+            "floor": Takes("FLOAT", 0.0, "the lowest factor, from 0 to 1"),
+        },
+    ),
+    "warmup": Part(
+        "cutlayer.optim.lr_schedule:Warmup",
+        "a linear rise over the first rounds, and within each round over its first steps",
+        "Goyal et al. 2017",
+        about={
+            "rounds": Takes("INT", 5, "rounds in which the rate rises"),
+            "steps": Takes("INT", 0, "steps of every round in which the rate rises"),
+        },
+    ),
+}
+
 DECAY = Takes("FLOAT", 1.0, "factor on the learning rate after every round, above 0")
 MOMENTUM = {
     "lr": Takes("FLOAT", 0.05, "learning rate in round 1, at least 0"),

@@ -64,6 +64,10 @@ class Traced(Server):
         self.trained[row] = self.trained.get(row, 0) + 1
         return super().gradient(rows, row, *more)
 
+    def merged(self, rows: Rows, row: int, where: Address, smashed: Sequence[Smashed]) -> list[CutGrad]:
+        self.trained[row] = self.trained.get(row, 0) + 1
+        return super().merged(rows, row, where, smashed)
+
     def backward(self, rows: Rows, row: Mapping[int, int], smashed: Sequence[Message]) -> list[CutGrad]:
         for r in (row[s.address.client] for s in smashed):
             self.trained[r] = self.trained.get(r, 0) + 1
@@ -90,7 +94,9 @@ def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 25
         half = Half(blocks, cpu, style=Style("none"))
         server = Traced(half, Rules(optimizer, functional.cross_entropy, 0))
         clients = list(range(m))
-        server.begin(Opening(1, half.read(), 0.01, dict.fromkeys(clients, 100), dict.fromkeys(clients, batch)))
+        server.begin(
+            Opening(1, half.read(), lambda k: 0.01, dict.fromkeys(clients, 100), dict.fromkeys(clients, batch))
+        )
         session = scheme.open(server, clients)
         chain, began, sent = 0, 0.0, 0
         for k in range(STEPS):

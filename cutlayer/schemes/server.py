@@ -58,7 +58,7 @@ class Opening:
     """What a round begins with.
 
     start     W_s                               kept      owner -> memory kept from earlier rounds
-    eta       the learning rate                 memory    what every owner starts with instead
+    eta       k -> the rate of a round's step   memory    what every owner starts with instead
     samples   |D_j| of each client              send      sends gradients to the clients before the step is over, and
     batch     the batch size of each                      returns their squared norms
                                                 tail      where labels stay with the clients: sends them features, and
@@ -67,7 +67,7 @@ class Opening:
 
     round: int
     start: Vectors
-    eta: float
+    eta: Callable[[int], float]
     samples: Mapping[int, int]
     batch: Mapping[int, int]
     kept: Callable[[Owner], Moments | None] = lambda owner: None
@@ -95,20 +95,23 @@ class Server:
     def begin(self, opening: Opening, place: int = 0) -> None:
         """Begin a round. `place`: the slot of this process's first client."""
         self.opening, self.place = opening, place
-        self.round, self.start, self.eta = opening.round, opening.start, opening.eta
+        self.round, self.start = opening.round, opening.start
         self.samples, self.batch = opening.samples, opening.batch
         self._owners: list[Owner] = []
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
         self._before: dict[int, Tensor] = {}  # client -> its previous gradient row, if that is history
         self.work = 0  # the cost so far: samples times forwards
         self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip; those it did
-        self.wave(partial=False)
+        self.wave({})
+        self._k: dict[int, int] = {}  # row -> the step whose gradient is in it
         self._incomplete: set[int] = set()  # rows whose gradient still lacks micro-batches
         self._gathered.clear()
 
-    def wave(self, partial: bool) -> None:
-        """Begin a wave. `partial`: the optimizers do not step yet, since more micro-batches follow."""
-        self.partial = partial
+    def wave(self, at: Mapping[int, int], partial: bool = False) -> None:
+        """Begin a wave of these clients. `at`: the step that each is at. `partial`: the optimizers do not step yet,
+        since more micro-batches follow."""
+        self._at, self.partial = at, partial
+        self.eta = self.opening.eta(max(at.values(), default=0))
 
     def surrogates(self, n: int, history: bool = False) -> Rows:
         """Return rows with n copies of W_s; there may be more rows after them, unused.
@@ -200,6 +203,7 @@ class Server:
     def _gather(self, owner: int, rows: Rows, row: int, samples: int) -> None:
         """Add the gradient of a micro-batch to its step's; with the last, rows.g[row] is the gradient of the step."""
         self._gathered.add(owner, rows.g[row], samples, last=not self.partial)
+        self._k[row] = self._at.get(owner, max(self._at.values(), default=0))
         (self._incomplete.add if self.partial else self._incomplete.discard)(row)
 
     def gradient(
@@ -208,6 +212,7 @@ class Server:
         """Write g of one batch into rows.g[row]; return the gradient at the cut and the loss. `x`: what crosses the
         cut. `weight`: per sample. It is the gradient of a whole step, also while clients accumulate theirs."""
         self._incomplete.discard(row)
+        self._k.pop(row, None)
         grad, loss = self.passes.gradient(rows, row, where, x, y, weight)
         self.work += TRAINED * len(y)
         self.steps += clips(self.local)
@@ -237,7 +242,10 @@ class Server:
         """Take the optimizer step of these rows, with weight decay and local rule. Rows whose gradient still lacks
         micro-batches do not step."""
         which = [r for r in which if r not in self._incomplete]
-        optimizer_step(self.workers, Step(self.local, self.optimizer, self.start.w, self.eta), rows, memory, which)
+        etas = {r: self.opening.eta(self._k[r]) if r in self._k else self.eta for r in which}
+        for eta in dict.fromkeys(etas.values()):  # more than one where clients are at different steps
+            how = Step(self.local, self.optimizer, self.start.w, eta)
+            optimizer_step(self.workers, how, rows, memory, [r for r in which if etas[r] == eta])
 
     def input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
         """Return only the gradients at the cut; the server's weights are frozen."""

@@ -38,11 +38,12 @@ class Rule:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decay: float | Callable[[int], float] = 1.0
+    factor: Callable[[int, int], float] = lambda n, k: 1.0  # of round n, and of step k in it
     micro: int | None = None  # samples of a micro-batch; None: a step is one batch
 
-    def eta(self, n: int) -> float:
-        """The learning rate of round n."""
-        return self.lr * (self.decay(n) if callable(self.decay) else self.decay ** (n - 1))
+    def eta(self, n: int, k: int = 0) -> float:
+        """The learning rate of step k of round n."""
+        return self.lr * (self.decay(n) if callable(self.decay) else self.decay ** (n - 1)) * self.factor(n, k)
 
 
 class Half:
@@ -52,6 +53,7 @@ class Half:
         self.module, self.rule = copy.deepcopy(module), rule
         self.module.train()
         self.weights = dict(self.module.named_parameters())
+        self.steps = 0  # in this round, for a half that lives for one
         self.forget()
 
     def forget(self) -> None:
@@ -60,17 +62,18 @@ class Half:
         self.moments: Moments = {"m": dict(zeros), "v": dict(zeros)}
         self.t = 0
 
-    def step(self, gradients: Sequence[Tensor], n: int) -> None:
-        """One optimizer step, parameter by parameter."""
-        self.t += 1
+    def step(self, gradients: Sequence[Tensor], n: int, k: int | None = None) -> None:
+        """One optimizer step, parameter by parameter. `k`: the step in this round; None: its own count of them."""
+        eta = self.rule.eta(n, self.steps if k is None else k)
+        self.t, self.steps = self.t + 1, self.steps + 1
         with torch.no_grad():
             for (name, w), gradient in zip(self.weights.items(), gradients, strict=True):
                 if self.rule.kind in ("sgd", "nag"):
-                    self._sgd(name, w, gradient, self.rule.eta(n))
+                    self._sgd(name, w, gradient, eta)
                 elif self.rule.kind == "lion":
-                    self._lion(name, w, gradient, self.rule.eta(n))
+                    self._lion(name, w, gradient, eta)
                 else:
-                    self._adam(name, w, gradient, self.rule.eta(n))
+                    self._adam(name, w, gradient, eta)
 
     def _sgd(self, name: str, w: Tensor, gradient: Tensor, eta: float) -> None:
         beta = self.rule.momentum
@@ -101,7 +104,7 @@ class Half:
 def split_step(front: Half, back: Half, batch: Batch, n: int) -> None:
     """One step of a pair: activations go up, the gradient of the back as it was before its own step comes down."""
     of_front, of_back = split_gradients(front, back, batch)
-    back.step(of_back, n)
+    back.step(of_back, n, front.steps)
     front.step(of_front, n)
 
 

@@ -119,10 +119,13 @@ class ClientSession:
         """Refuse a plan that is beyond the client's limits, or not as agreed."""
         limits, steps = self.limits, plan.schedule.total(len(self.source)) * plan.schedule.accumulate
         rate, batch = f"above 0, to {limits.rate:g} (--limit-rate)", f"at most {limits.batch:,} (--limit-batch)"
+        etas = torch.tensor([plan.eta]) if plan.etas is None else plan.etas
+        whole = plan.etas is None or tuple(etas.shape) == (plan.schedule.total(len(self.source)),)
         for what, value, good, expected in (
             ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
             ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,} (--limit-steps)"),
             ("rate", plan.eta, math.isfinite(plan.eta) and 0 < plan.eta <= limits.rate, rate),
+            ("rates", tuple(etas.shape), whole and bool(((etas > 0) & (etas <= limits.rate)).all()), f"all {rate}"),
             ("batch", plan.schedule.batch_size, plan.schedule.batch_size <= limits.batch, batch),
             ("noise", plan.noise, math.isfinite(plan.noise) and plan.noise >= 0, "a finite number, at least 0"),
             ("labels", plan.loss is not None, (plan.loss is not None) == bool(self.layout.tail), "as agreed"),
