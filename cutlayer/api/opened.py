@@ -14,11 +14,19 @@ from cutlayer.core.files import as_path
 from cutlayer.engine.records import Global, Round
 from cutlayer.engine.run import whole_of, with_weights
 from cutlayer.errors import StoreError
-from cutlayer.experiment import checkpoint, description, journal, run_directory
+from cutlayer.experiment import checkpoint, description, detail_file, journal, run_directory
 from cutlayer.experiment.model_files import load
 from cutlayer.nn.cut import Layout, blocks_of
 
-LISTS = ("clients", "client_steps", "client_samples", "series", "faults", "more")  # fields of a round that hold several
+LISTS = (
+    "clients",
+    "client_steps",
+    "client_samples",
+    "series",
+    "faults",
+    "more",
+    "detail",
+)  # fields of a round that hold several
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,10 @@ class RunFolder:
         import pandas
 
         return pandas.DataFrame(self.table()).set_index("n")
+
+    def detail(self) -> dict[str, list[Any]]:
+        """Return what the rounds were for each client, as columns (`train(detail=True)`); `n` is the round."""
+        return detail_file.read(self.out / detail_file.FILE)
 
     def model(self, model: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
         """Return the model with the weights after the last round, ready for inference.

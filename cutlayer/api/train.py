@@ -75,6 +75,7 @@ def rounds(
     device: str | torch.device = "cpu",
     target: float | None = None,
     progress: bool = False,
+    detail: bool = False,
     out: str | Path | None = None,
     resume: Literal["auto", "never", "must"] = "auto",
     checkpoint_every: int = 1,
@@ -162,6 +163,9 @@ def train(*arguments: Any, **named: Any) -> Result:
     resume          "auto"; "never": `out` must not hold a run; "must": it must hold one
     checkpoint_every  rounds between checkpoints
     progress        show how far it is: a bar on a terminal or in a notebook, a line now and then in a log
+    detail          look inside: `Round.detail` has a row for each selected client (steps, loss, drift of its halves,
+                    cosine of its momentum with the fused one, fault). With `out`, it is written to detail.jsonl, and
+                    `cl.open(out).detail()` reads it. It changes nothing that is computed
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
                     a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
     seed, shuffle, device, loss, evaluate_every

@@ -40,7 +40,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "this machine",
         (
             *("device", "backend", "threads", "ranks", "memory_limit", "kept_memory", "autocast"),
-            *("checkpoint_every", "init"),
+            *("checkpoint_every", "init", "detail"),
         ),
     ),
 }

@@ -18,6 +18,17 @@ class Availability(NamedTuple):
     quorum: int = 1
 
 
+class Fault(NamedTuple):
+    """Why a client left a round, or an attempt at it (client None) failed. `whose`: the client's name."""
+
+    why: str
+    client: int | None = None
+    whose: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.whose}: {self.why}" if self.whose else self.why
+
+
 class Cohort(Protocol):
     """Sends messages to the clients of a round, and returns their answers.
 
@@ -34,7 +45,7 @@ class Cohort(Protocol):
         """Prepare to repeat a round that did not count, or raise the error to give up."""
         raise error
 
-    def faults(self) -> tuple[str, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """Return what went wrong since the last call, and with which clients."""
         return ()
 

@@ -19,7 +19,7 @@ from cutlayer.engine.setup import Setup
 from cutlayer.engine.spill import OwnedState
 from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
-from cutlayer.optim.averaging import Mean, average, drift
+from cutlayer.optim.averaging import Mean, average, distances, drift
 from cutlayer.optim.memory import Moments
 from cutlayer.optim.update import buffers_of
 from cutlayer.schemes.base import Closed
@@ -53,6 +53,7 @@ class Aggregator:
         self.reports: list[Report] = []
         self.made: dict[Owner, Mapping[str, Tensor]] = {}
         self.drift: tuple[float | None, float | None] = (None, None)
+        self.distances: dict[str, dict[int, float]] = {}  # of each client's halves to their means, where asked for
 
     def add(self, close: Callable[[], Closed], reports: Sequence[Report]) -> None:
         """Add the halves of one group. Either both halves of a client are averaged, or neither."""
@@ -80,6 +81,14 @@ class Aggregator:
                 0.0 if relayed else drift_c,
                 0.0 if one else drift(self.backs, self.mean_s.value, s.backend.workers, self.processes),
             )
+
+            if s.detail:
+                workers, each = s.backend.workers, {} if one else {"drift_server": (self.backs, self.mean_s)}
+                each |= {"drift_client": (self.fronts, self.mean_c)} if self.fronts and not relayed else {}
+                self.distances = {
+                    name: dict(zip(clients, distances(halves, mean.value, workers), strict=True))
+                    for name, (halves, mean) in each.items()
+                }
 
     def end(self) -> Global:
         """Apply the update to the mean and return the state after the round."""

@@ -243,6 +243,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         group=group,
         need=lambda: count()(group or share),
         seed=o.seed,
+        detail=o.detail,
     )
 
 

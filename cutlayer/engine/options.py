@@ -66,6 +66,7 @@ class Options:
     device: str | torch.device = "cpu"
     target: float | None = None
     progress: bool = False
+    detail: bool = False
 
     @property
     def persists(self) -> bool:

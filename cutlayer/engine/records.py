@@ -23,6 +23,9 @@ from cutlayer.optim.averaging import Mean
 from cutlayer.optim.memory import Moments
 from cutlayer.optim.update import State
 
+Detail = Mapping[str, Sequence[Any]]
+"""Columns of equal length, with a row for each client that was selected (`engine/detail.py`)."""
+
 
 @dataclass(frozen=True)
 class Round:
@@ -62,6 +65,7 @@ class Round:
     series: Mapping[str, Series] = field(default_factory=dict)  # with a test set per client: sampled, ever, all
     faults: tuple[str, ...] = ()  # over a network: who left the round, or an attempt at it, and why
     more: Mapping[str, Any] = field(default_factory=dict)  # fields that only a newer version knows
+    detail: Detail | None = field(default=None, compare=False)  # with `detail=True`; it is not in the journal
 
     def __repr__(self) -> str:
         scores = {"loss": self.loss, "metric": self.metric}

@@ -13,7 +13,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ from cutlayer.clients.waves import Wave, micro_waves, waves
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import blocks, one_thread
 from cutlayer.data.schedule import BatchSchedule
+from cutlayer.engine import detail
 from cutlayer.engine.aggregate import Aggregator
 from cutlayer.engine.exchange import Exchange
 from cutlayer.engine.records import Global, Round, Tally, together
@@ -65,6 +66,7 @@ class Trained(NamedTuple):
     after: Global
     tally: Tally
     drift: tuple[float | None, float | None]  # of the fronts, and of the server halves
+    looks: Sequence[Sequence[Any]] = ()  # what every process saw of its clients, where asked for
 
 
 class Engine:
@@ -143,8 +145,9 @@ class Engine:
         tally = together([Tally(*words) for words in processes.everyones(list(ledger.tally()))])
         tally.check(n, s.rates(n))
         after = aggregator.end()
+        looks = processes.everyones(list(detail.look(ledger, aggregator, server))) if s.detail else ()
         server.end()
-        return Trained(planned, after, tally, aggregator.drift)
+        return Trained(planned, after, tally, aggregator.drift, looks)
 
     def _begin(
         self, server: Server, state: Global, planned: RoundPlan, exchange: Exchange, everybody: Sequence[int]
@@ -200,7 +203,9 @@ class Engine:
     def _server_at(self, cut: int) -> Server:
         s = self.setup
         if self._server is None or self._server[0] != cut:
-            rules = Rules(s.server_optimizer, s.loss, s.seed, s.schedule.shuffle, s.local, s.persists, s.optimizer)
+            rules = Rules(
+                s.server_optimizer, s.loss, s.seed, s.schedule.shuffle, s.local, s.persists, s.optimizer, s.detail
+            )
             compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, s.trains)
             self._server = cut, Server(s.back(cut), rules, compute)
         return self._server[1]
@@ -281,8 +286,10 @@ class Engine:
         return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
 
     def _record(self, trained: Trained) -> Round:
-        planned, after, tally, drift = trained
+        planned, after, tally, drift, looks = trained
         s, n, cut = self.setup, after.n, planned.cut
+        faults, selected = s.cohort.faults(), list(planned.schedules)
+        lost = detail.lost(selected, list(planned.J), tally.clients, faults) if s.detail else {}
         scores, series = scored(s, after, tally.clients)
         work = {j: (steps, samples) for j, steps, samples in tally.work}
         record = Round(
@@ -309,7 +316,8 @@ class Engine:
             client_steps=tuple(work[j][0] for j in tally.clients),
             client_samples=tuple(work[j][1] for j in tally.clients),
             series=series,
-            faults=s.cohort.faults(),
+            faults=tuple(map(str, faults)),
+            detail=detail.columns(looks, selected, lost) if s.detail else None,
         )
         return shared(s.processes, record)
 

@@ -65,6 +65,7 @@ class Setup:
     group: int | None  # how many clients train at a time; None: all of the round
     need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int
+    detail: bool = False  # whether records say what the round was for each client
 
     @property
     def traits(self) -> Traits:

@@ -124,6 +124,9 @@ class Config(BaseModel):
         "strict", description="simulated seconds of SFLV2: clients strictly in turn, or only the server's work"
     )
     evaluate_every: int = Field(1, description="rounds between evaluations, at least 1")
+    detail: bool = Field(
+        False, description="write what each round was for each client (loss, drift, cosine, fault) to detail.jsonl"
+    )
     target: float | None = Field(None, description="stop once the test accuracy is at least this, above 0 and up to 1")
     seed: int = Field(0, description="seed of everything random")
     init: str | None = Field(None, description="warm start: a model.safetensors to begin from")

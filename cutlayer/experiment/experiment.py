@@ -71,6 +71,7 @@ def options(config: Config) -> Options:
         autocast=config.autocast,
         device=config.device,
         target=config.target,
+        detail=config.detail,
     )
 
 

@@ -42,6 +42,7 @@ def append(path: Path, record: Round) -> None:
     """Add a round; it is on disk when this returns."""
     values = asdict(record)
     more = values.pop("more")
+    values.pop("detail")  # it has a file of its own
     line = json.dumps({**values, **{name: more[name] for name in more if name not in values}}, allow_nan=False)
     files.append(path, f"{line}\n".encode())
     _, seals = _beside(path)
@@ -197,4 +198,4 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # type of a field -> a
     "tuple[str, ...]": (_each(lambda value: isinstance(value, str)), "a list of words"),
     "Mapping[str, Series]": (_series, "figures by group and name"),
 }
-_FIELDS = {field.name: _KINDS[str(field.type)] for field in fields(Round) if field.name != "more"}
+_FIELDS = {field.name: _KINDS[str(field.type)] for field in fields(Round) if field.name not in ("more", "detail")}

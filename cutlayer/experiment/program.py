@@ -36,7 +36,7 @@ from cutlayer.network.protocol.settings import Net
 from cutlayer.nn.cut import unwrapped
 from cutlayer.registry import KINDS, Part
 
-UNSAID = ("progress", "threads", "kept_memory", "ranks", "device", "clock", "profile")  # or said otherwise
+UNSAID = ("progress", "threads", "kept_memory", "ranks", "device", "clock", "profile", "detail")  # or said otherwise
 PARTS = ("scheme", "local", "update", "optimizer")
 NEWER = ("accumulate", "lr_schedule")  # said where they were chosen: older runs do not say them
 Resume = Literal["auto", "never", "must"]

@@ -23,7 +23,15 @@ from cutlayer.engine.broadcast import at_root, in_turn
 from cutlayer.engine.records import Global, Round
 from cutlayer.engine.run import Run, Sink
 from cutlayer.errors import Diverged, Restored, StoreError
-from cutlayer.experiment import checkpoint, description, journal, model_files, model_profile, run_directory
+from cutlayer.experiment import (
+    checkpoint,
+    description,
+    detail_file,
+    journal,
+    model_files,
+    model_profile,
+    run_directory,
+)
 from cutlayer.experiment.checkpoint import About
 from cutlayer.experiment.model_files import Saved
 from cutlayer.processes.ranks import join
@@ -60,6 +68,8 @@ class Recorder(Sink):
             self._lock = Lock(self.out)
             if len(journal.read(self.out / journal.FILE)) != record.n - 1:
                 raise StoreError(f"{self.out}: another process has continued this run")
+        if record.detail is not None:
+            detail_file.append(self.out / detail_file.FILE, record.n, record.detail)
         journal.append(self.out / journal.FILE, record)
         if record.n % self.every == 0 or run.finished:
             checkpoint.save(self.out, run.state, self.about)
@@ -184,6 +194,7 @@ def _cleared(out: Path, blueprint: Blueprint, run: Run, found: Global | None, kn
         write_aside(out / model_profile.FILE, _profile(run, blueprint))
     run.setup.spill_cache.place(out / run_directory.SPILL)
     checkpoint.forget_after(out, 0 if found is None else found.n)
+    detail_file.trim(out / detail_file.FILE, 0 if found is None else found.n)
     return journal.trim(out / journal.FILE, 0 if found is None else found.n)
 
 

@@ -62,12 +62,17 @@ def average(
 
 def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, processes: ProcessGroup) -> float:
     """The mean distance of the rows of all ranks from their center."""
+    mine = distances(rows, center, workers)
+    everybodys = [distance for distances in processes.everyones(mine) for distance in distances]
+    return math.fsum(everybodys) / len(everybodys)
+
+
+def distances(rows: Sequence[Vectors], center: Vectors, workers: Workers) -> list[float]:
+    """The distance of each row from a center."""
 
     def squares(at: slice) -> list[float]:
         away = (row.w[at] - center.w[at] for row in rows)
         return [float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in away]
 
     found = zip(*workers.map(squares, parts(len(center.w))), strict=True)
-    mine = [math.sqrt(math.fsum(pieces)) for pieces in found] or [0.0] * len(rows)
-    everybodys = [distance for distances in processes.everyones(mine) for distance in distances]
-    return math.fsum(everybodys) / len(everybodys)
+    return [math.sqrt(math.fsum(pieces)) for pieces in found] or [0.0] * len(rows)

@@ -56,7 +56,7 @@ class Staleness:
 
     def faded(self, k: int, k_j: int, m_j: Sequence[Tensor], fresh: Sequence[Tensor]) -> float:
         """The weight of a recorded momentum `m_j`; `fresh` is the sum of the fresh ones."""
-        return cosine(m_j[0], fresh[0]) if self.adaptive else self.weight(k, k_j)
+        return max(0.0, cosine(m_j[0], fresh[0])) if self.adaptive else self.weight(k, k_j)
 
     def rebias(self, beta: float, k: int, k_j: int) -> float:
         """The factor that fits a stale moment to Adam's bias correction at step k; 1 unless `rebias_history` is set."""
@@ -246,9 +246,9 @@ class MomentumFusion:
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """The cosine of the angle between two vectors; 0 where it is negative or a vector is zero."""
+    """The cosine of the angle between two vectors; 0 where one of them is zero."""
     length = float(one.norm()) * float(other.norm())
-    return max(0.0, float(one @ other) / length) if length > 0 else 0.0
+    return float(one @ other) / length if length > 0 else 0.0
 
 
 def _copy(tensors: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:

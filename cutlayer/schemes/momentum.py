@@ -24,7 +24,7 @@ from cutlayer.clients.state import FUSED
 from cutlayer.core.group import Wait
 from cutlayer.errors import ContractError
 from cutlayer.nn.flat import Rows
-from cutlayer.optim.fusion import Staleness
+from cutlayer.optim.fusion import Staleness, cosine
 from cutlayer.optim.memory import Moments, runs
 from cutlayer.optim.optimizer import LinearMoments, OneMoment, Optimizer
 from cutlayer.schemes.server import Server
@@ -96,6 +96,12 @@ class FusedMomentum:
         assert self._under_way is not None, "there is no sum to divide"
         self._under_way = self._under_way[0], m
         self.k += 1
+
+    def cosine(self, row: int) -> float:
+        """The cosine between the momentum of a row that has just stepped and the fused one."""
+        self._settle()
+        m_j = self.kind.last(self.rows.g[row].clone(), self.before)[0]
+        return cosine(m_j, self.m_bar[0])  # m_bar may still have to be divided, which does not turn it
 
     def close(self) -> None:
         """Write m_bar into the server's memory, which may live on after the round."""

@@ -32,7 +32,8 @@ TRAINED, LOOKED = 3, 2  # cost of a sample, in forwards: forward 1, backward 2 (
 
 @dataclass(frozen=True)
 class Rules:
-    """How the server half is trained. `persists`: optimizer memory lives on between rounds."""
+    """How the server half is trained. `persists`: optimizer memory lives on between rounds. `watched`: somebody wants
+    to look inside the round (`Server.note`)."""
 
     optimizer: Optimizer
     loss: Loss
@@ -41,6 +42,7 @@ class Rules:
     local: Local | None = None
     persists: bool = False
     client_optimizer: Optimizer | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Server:
     def __init__(self, half: Half, rules: Rules, compute: Compute = Compute()) -> None:
         self.half, self.rules = half, rules
         self.optimizer, self.seed, self.shuffle = rules.optimizer, rules.seed, rules.shuffle
-        self.local, self.persists = rules.local, rules.persists
+        self.local, self.persists, self.watched = rules.local, rules.persists, rules.watched
         self.client_optimizer = rules.client_optimizer or rules.optimizer
         self.workers, self.processes = compute.workers, compute.processes
         self.passes = Passes(half, rules.loss, rules.seed, compute.workers, compute.size, compute.stacks)
@@ -102,6 +104,7 @@ class Server:
         self._before: dict[int, Tensor] = {}  # client -> its previous gradient row, if that is history
         self.work = 0  # the cost so far: samples times forwards
         self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip; those it did
+        self.notes: dict[tuple[str, int], list[float]] = {}  # what was noted, by name and client
         self.wave({})
         self._k: dict[int, int] = {}  # row -> the step whose gradient is in it
         self._incomplete: set[int] = set()  # rows whose gradient still lacks micro-batches
@@ -270,6 +273,10 @@ class Server:
             self._pending[j].copy_(self._before[j])
         self._pending, self._before = {}, {}
         return answered
+
+    def note(self, what: str, client: int, value: float) -> None:
+        """Note a figure of a client, where `watched`; the mean over the round is a column of `Round.detail`."""
+        self.notes.setdefault((what, client), []).append(value)
 
     def kept(self) -> dict[Owner, Moments]:
         """The optimizer memory that lives on after the round, by owner."""

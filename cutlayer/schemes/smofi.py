@@ -103,6 +103,8 @@ class Fused:
         momentum.sum(part, len(A))
         weights = momentum.add_by_cosine(H) if rule.adaptive else list(s.values())
         momentum.divide(rule.total(len(A), weights))  # 15: Eq. 5
+        for j in here if self.server.watched else ():
+            self.server.note("cosine", j, momentum.cosine(self.row[j]))
 
     def fuse(self, momenta: Sequence[Momentum]) -> list[Adopt]:
         m_bar = self.clients({momentum.address.client: momentum.m for momentum in momenta})

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from cutlayer.clients.codec import address_of
-from cutlayer.clients.cohort import Availability, Cohort
+from cutlayer.clients.cohort import Availability, Cohort, Fault
 from cutlayer.clients.messages import (
     Address,
     Adopt,
@@ -98,7 +98,7 @@ class NetCohort(Cohort):
         self.grace = grace  # seconds to wait for all known clients, once, after a restart
         self.participants: dict[int, Participant] = {}
         self.status = ""
-        self._faults: list[str] = []
+        self._faults: list[Fault] = []
 
     # who is there
 
@@ -149,12 +149,12 @@ class NetCohort(Cohort):
             self._drop(j, "the round does not count", fault=False)
         if attempt + 1 >= self.rules.attempts:
             raise RoundAbandoned(f"{error} ({self.rules.attempts} attempts)") from error
-        self._faults.append(f"attempt {attempt + 1}: {error}")
+        self._faults.append(Fault(f"attempt {attempt + 1}: {error}"))
         until = time.monotonic() + min(0.1 * 2**attempt, 5.0)
         while (left := until - time.monotonic()) > 0:
             self._handle(self.hub.next(left))
 
-    def faults(self) -> tuple[str, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         found, self._faults = tuple(self._faults), []
         return found
 
@@ -189,10 +189,10 @@ class NetCohort(Cohort):
             j = plan.address.client
             session = self.roster.sessions.get(j)
             if session is None:
-                self._faults.append(f"{self.roster.names[j]}: gone before its turn")
+                self._faults.append(Fault("gone before its turn", j, self.roster.names[j]))
                 continue
             if session.behind > session.limit:
-                self._faults.append(f"{self.roster.names[j]}: it has not taken what it was sent before")
+                self._faults.append(Fault("it has not taken what it was sent before", j, self.roster.names[j]))
                 continue
             session.limit = session.reader.limit = max(session.limit, self.contract.limit(plan))
             # first, because the answer may arrive before `send` returns
@@ -286,7 +286,7 @@ class NetCohort(Cohort):
         at = participant.plan.address
         participant.session.send("Stop", {"round": at.round, "attempt": at.attempt, "why": why})
         if fault:
-            self._faults.append(f"{self.roster.names[j]}: {plain(why)}")
+            self._faults.append(Fault(plain(why), j, self.roster.names[j]))
             self.roster.entries[j].drops += 1
 
 
