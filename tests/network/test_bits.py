@@ -84,8 +84,16 @@ def test_memory_that_lives_on(tmp_path: Path, scheme: str) -> None:
         {"cut": (0, 2), "rounds": 3},
         {"noise": 0.1},
         {"shuffle": False, "last_batch": "keep"},
+        {"batch_size": 2, "accumulate": 2, "clip": cl.Clip(0.3, "joint"), "last_batch": "keep"},
+        {"batch_size": 2, "accumulate": 2, "scheme": cl.SMoFi(fuse_clients=True), "lr_schedule": cl.Warmup(2, 3)},
+        {"batch_size": 2, "accumulate": 2, "labels": "stay", "scheme": "mergesfl", "detail": True},
+        {"batch_size": 2, "accumulate": 2, "scheme": "psl", "protocol": "cyclesl", "last_batch": "keep", "rounds": 4},
+        {"scheme": "sflv1", "lr_schedule": lambda n, k: 1 / (n + k)},
     ],
-    ids=["joint", "prox", "fednag", "fused", "participation", "cuts", "noise", "kept"],
+    ids=[
+        *("joint", "prox", "fednag", "fused", "participation", "cuts", "noise", "kept"),
+        *("accumulate joint", "accumulate fused", "accumulate stay", "accumulate onward", "rates by step"),
+    ],
 )
 def test_every_message(tmp_path: Path, more: dict[str, Any]) -> None:
     check(tmp_path, data=rows((12, 20, 10, 16)), **more)

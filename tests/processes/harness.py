@@ -90,6 +90,10 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "smofi dropout", {"scheme": "smofi", "backend": "loop", "model": tiny(dropout=True)}
     yield "fedavg fednag", {"scheme": "fedavg", "backend": "loop", "update": "fednag"}
     yield "a scheme from outside", {"scheme": median(), "backend": "loop"}
+    small: dict[str, Any] = {"backend": "loop", "batch_size": 2, "accumulate": 3, "last_batch": "keep", "detail": True}
+    yield "smofi accumulate joint", {"scheme": "smofi", "local": NAR, **small}
+    yield "mergesfl accumulate", {"scheme": "mergesfl", **small}
+    yield "sflv1 rates by step", {"scheme": "sflv1", "backend": "loop", "lr_schedule": cl.Warmup(2, 3), "detail": True}
     yield "smofi few", {"scheme": "smofi", "backend": "loop", "participation": 1}
     yield "psl few", {"scheme": "psl", "backend": "loop", "participation": 1}
     yield "mergesfl few", {"scheme": "mergesfl", "backend": "loop", "participation": 1}
@@ -97,7 +101,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def play(arguments: dict[str, Any], ranks: Any, rounds: int) -> tuple[cl.Run, list[cl.Round]]:
     """5 of 6 clients a round."""
-    given = {"model": tiny(), "participation": 0.8, "protocol": "smofi", **arguments}
+    given = {"model": tiny(), "participation": 0.8, "protocol": "smofi", "batch_size": 4, **arguments}
     tests: Any = data(50, 40)
     if given["protocol"] == "cyclesl":
         tests = [data(50 + j, 9) for j in range(6)]
@@ -107,7 +111,6 @@ def play(arguments: dict[str, Any], ranks: Any, rounds: int) -> tuple[cl.Run, li
         test=tests,
         cut=1,
         rounds=rounds,
-        batch_size=4,
         local_epochs=1,
         seed=3,
         threads=1,
