@@ -14,7 +14,8 @@ from cutlayer.clients.client import Client, Seat, failed
 from cutlayer.clients.cohort import Cohort
 from cutlayer.clients.messages import Attached, CutGrad, Down, Finish, Live, NextStep, Plan, Smashed, Up
 from cutlayer.core.threads import Workers
-from cutlayer.data.source import Source, take_together
+from cutlayer.data.source import Source
+from cutlayer.data.views import take_together
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
 from cutlayer.nn.nested import Inputs, ordered, parted, stacked
 from cutlayer.nn.stacked import Stacks, together

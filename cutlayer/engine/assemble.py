@@ -17,7 +17,8 @@ from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.threads import one_thread
 from cutlayer.data.schedule import BatchSchedule
-from cutlayer.data.source import Population, Source, source
+from cutlayer.data.source import Source, source
+from cutlayer.data.views import Population
 from cutlayer.engine import backend, inputs, memory_limit
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator

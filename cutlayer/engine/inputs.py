@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
+from cutlayer.data.batch import check_labels
+from cutlayer.data.items import Items
 from cutlayer.data.schedule import BatchSchedule
-from cutlayer.data.source import Items, Population, Source, check_labels, source
+from cutlayer.data.source import Source, source
+from cutlayer.data.views import Population
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import blocks_of, device_of, probe
 from cutlayer.nn.macs import Shape, shape_of

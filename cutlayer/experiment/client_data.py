@@ -16,9 +16,10 @@ from cutlayer.core.files import as_path, reached
 from cutlayer.data import cache
 from cutlayer.data.own import Own, seen_as
 from cutlayer.data.rows import Bundle, StoredRows
-from cutlayer.data.source import Source, View
+from cutlayer.data.source import Source
 from cutlayer.data.tasks import SOURCES
 from cutlayer.data.transform import Pixels, decode, encode
+from cutlayer.data.views import View
 from cutlayer.engine.assemble import in_blocks
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.config import complete, explain

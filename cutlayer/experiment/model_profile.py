@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cutlayer.core.sealed import seal, unseal
-from cutlayer.data.source import Population, digest_of
+from cutlayer.data.source import digest_of
+from cutlayer.data.views import Population
 from cutlayer.engine.run import Run
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.nn.macs import Shape

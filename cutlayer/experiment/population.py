@@ -13,9 +13,9 @@ from cutlayer.data.own import Own
 from cutlayer.data.partition import generator
 from cutlayer.data.parts import Holdout, Parts, Side, Tail
 from cutlayer.data.rows import StoredRows
-from cutlayer.data.source import Population, View
 from cutlayer.data.tasks import held, load_task
 from cutlayer.data.transform import Transform
+from cutlayer.data.views import Population, View
 from cutlayer.errors import expect
 from cutlayer.experiment.config import Config
 

@@ -9,8 +9,8 @@ import torch
 import cutlayer as cl
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import StoredRows
-from cutlayer.data.source import Population, View
 from cutlayer.data.transform import Codes, Pixels, Values
+from cutlayer.data.views import Population, View
 
 X = np.random.default_rng(0).integers(0, 256, (40, 3, 6, 6), dtype=np.uint8)
 ROWS = StoredRows(X, np.arange(40) % 4)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import cutlayer as cl
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import StoredRows
-from cutlayer.data.source import Population
 from cutlayer.data.transform import Values
+from cutlayer.data.views import Population
 
 EACH, FEW, MANY = 4, 10_000, 1_000_000
 ROWS = StoredRows(np.arange(160, dtype=np.float32).reshape(40, 4) / 160, np.arange(40) % 3)

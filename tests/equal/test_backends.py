@@ -19,8 +19,8 @@ import cutlayer as cl
 from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core import threads as workers
 from cutlayer.data.rows import StoredRows
-from cutlayer.data.source import View
 from cutlayer.data.transform import Pixels
+from cutlayer.data.views import View
 from cutlayer.engine import backend
 from cutlayer.nn import stacked
 from cutlayer.registry import SCHEMES, build

@@ -17,8 +17,9 @@ from torch.nn import functional
 import cutlayer as cl
 from cutlayer.core.threads import Workers
 from cutlayer.data.rows import StoredRows as Stored
-from cutlayer.data.source import Source, View, source, take_together
+from cutlayer.data.source import Source, source
 from cutlayer.data.transform import Pixels, Values
+from cutlayer.data.views import View, take_together
 from cutlayer.engine import backend
 from cutlayer.experiment import config as text
 from cutlayer.experiment.experiment import Experiment

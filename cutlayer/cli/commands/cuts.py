@@ -16,7 +16,7 @@ from cutlayer.cli import flags
 from cutlayer.cli.cuts import ROWS
 from cutlayer.cli.output import console, print_json
 from cutlayer.core.randomness import EVERYBODY, rng
-from cutlayer.data.source import View
+from cutlayer.data.views import View
 from cutlayer.errors import ContractError, expect
 from cutlayer.experiment import config as text
 from cutlayer.experiment.model_files import build_model, warm_start

@@ -1,0 +1,39 @@
+"""Rows of tensors in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cutlayer.data.batch import Digest, add_rows, check_finite, check_labels, labels, onto
+from cutlayer.data.schedule import Indices
+from cutlayer.data.transform import Draw
+from cutlayer.errors import expect
+from cutlayer.nn.nested import Inputs, each, tensors
+
+
+class Tensors:
+    """Rows of tensors in memory."""
+
+    def __init__(self, x: Inputs, y: Tensor, dtype: torch.dtype, name: str) -> None:
+        for part in tensors(x):
+            expect(len(part) == len(y), f"{name}: lengths of x and y", (len(part), len(y)), "the same number of rows")
+            check_finite(part, name)
+        self.x = each(x, lambda t: t.to(dtype) if t.is_floating_point() else t)
+        self.y = labels(y, dtype)
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def expect_classes(self, classes: int) -> None:
+        """Refuse labels outside 0..classes-1."""
+        check_labels(self.y, classes, self.name)
+
+    def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
+        index = torch.from_numpy(rows)
+        return each(self.x, lambda t: onto(device, t[index])), onto(device, self.y[index])
+
+    def add_to(self, digest: Digest) -> None:
+        for part in (*tensors(self.x), self.y):
+            add_rows(digest, part)
