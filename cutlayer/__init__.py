@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cutlayer.api.opened import RunFolder
     from cutlayer.api.opened import open_run as open
     from cutlayer.api.train import rounds, train
+    from cutlayer.data.columns import rows
     from cutlayer.data.tasks import load_task as dataset
     from cutlayer.engine.records import Round
     from cutlayer.engine.run import Result, Run
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from cutlayer.simulation.devices import Device
 
 _HOMES = {
+    "data.columns": "rows",
     "data.tasks": "dataset",
     "engine.records": "Round",
     "engine.run": "Result Run",
@@ -138,6 +140,7 @@ __all__ = [
     "partition",
     "register",
     "rounds",
+    "rows",
     "serve",
     "train",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar, cast
 
 import torch
@@ -119,7 +119,8 @@ class Client:
         else:
             seat.memory.reset(seat.index)
         self.position = own.position
-        self._batches: Iterator[MicroBatch] = plan.schedule.batches(
+        schedule = plan.schedule if self.source.order == "any" else replace(plan.schedule, shuffle=False)
+        self._batches: Iterator[MicroBatch] = schedule.batches(
             len(self.source), plan.address.round, self.id, own.position
         )
         self._next = next(self._batches, None)
@@ -160,7 +161,10 @@ class Client:
         """Begin the next step, and return its samples."""
         plan, device, rows = self.plan, self.seat.rows.half.device, self.next()
         self.begin()
-        draw = functools.partial(rng, plan.schedule.seed, plan.address.round, self.id, f"augment/{self.taken}")
+        round, use = plan.address.round, f"augment/{self.taken}"
+        if self.source.order == "stream":
+            round, use = plan.schedule.pass_of(len(self.source), round, self.position, self.steps)
+        draw = functools.partial(rng, plan.schedule.seed, round, self.id, use)
         x, y = self.source.take(rows, device, draw)
         return ordered(x, self.seat.rows.half.images), y
 

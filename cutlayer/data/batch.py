@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, expect
-from cutlayer.nn.nested import Inputs
+from cutlayer.nn.nested import Inputs, tensors
 
-CHUNK = 4096  # rows hashed at a time
+CHUNK = 4096  # rows hashed or checked at a time
+Order = Literal["any", "kept", "stream"]
+"""Whether rows may be taken in any order, are to be taken in theirs, or come in theirs, pass by pass."""
+
+
+class Batches(NamedTuple):
+    """The batches that the maker of some rows had in mind."""
+
+    size: int
+    drop_last: bool
 
 
 class Digest(Protocol):
@@ -20,11 +31,32 @@ class Digest(Protocol):
     def update(self, data: Any, /) -> None: ...
 
 
+class Taking(Protocol):
+    """Rows that can be taken."""
+
+    def take(self, rows: Indices, device: torch.device) -> tuple[Inputs, Tensor]: ...
+
+
+def few(n: int, some: int) -> Indices:
+    """Return a few rows of n, at even distances."""
+    return np.unique(np.linspace(0, n - 1, some).astype(np.int64)) if n else np.empty(0, dtype=np.int64)
+
+
 def add_rows(digest: Digest, tensor: Tensor) -> None:
     """Add a tensor to a digest, piece by piece."""
     digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
     for start in range(0, len(tensor), CHUNK):
         digest.update(tensor[start : start + CHUNK].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def add_some(digest: Digest, held: Taking, rows: Indices) -> None:
+    """Add a few rows to a digest, unless they change at random in a way that we cannot repeat."""
+    if not len(rows):
+        return
+    (x, y), (x2, y2) = (held.take(rows, torch.device("cpu")) for _ in range(2))
+    first, again = (*tensors(x), y), (*tensors(x2), y2)
+    for part in first if all(map(torch.equal, first, again)) else ():
+        add_rows(digest, part)
 
 
 def onto(device: torch.device, tensor: Tensor) -> Tensor:
@@ -35,10 +67,14 @@ def onto(device: torch.device, tensor: Tensor) -> Tensor:
 
 
 def check_finite(x: Tensor, name: str) -> None:
-    """Refuse inputs with NaN or infinity."""
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        row = int((~torch.isfinite(x)).reshape(len(x), -1).any(dim=1).nonzero()[0])
-        raise ContractError(f"{name}: row {row} holds NaN or infinity, expected finite inputs")
+    """Refuse inputs with NaN or infinity. It is done piece by piece: x may be larger than memory."""
+    if not x.is_floating_point():
+        return
+    for start in range(0, len(x), CHUNK):
+        wrong = ~torch.isfinite(x[start : start + CHUNK])
+        if bool(wrong.any()):
+            row = start + int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
+            raise ContractError(f"{name}: row {row} holds NaN or infinity, expected finite inputs")
 
 
 def check_labels(y: Tensor, classes: int, name: str) -> None:
@@ -53,18 +89,32 @@ def check_labels(y: Tensor, classes: int, name: str) -> None:
         )
 
 
-def as_tensors(x: Any) -> Inputs:
-    return {str(key): torch.as_tensor(x[key]) for key in x} if isinstance(x, Mapping) else torch.as_tensor(x)
+def as_tensor(value: Any, what: str) -> Tensor:
+    """Return a number, numbers in lists, an array or a tensor as a tensor; refuse everything else."""
+    if isinstance(value, Tensor):
+        return value
+    if hasattr(value, "getbands"):  # PIL's images; how one becomes numbers is not ours to decide
+        raise ContractError(
+            f"{what} is a picture ({type(value).__name__}): expected numbers; let the dataset's transform make a tensor"
+        )
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise ContractError(f"{what} = {value!r:.60}: expected numbers")
+    return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
-def stacked(rows: Sequence[Any]) -> Inputs:
-    """Stack the inputs of several samples into one batch."""
-    if isinstance(rows[0], Mapping):
-        return {str(key): torch.stack([torch.as_tensor(row[key]) for row in rows]) for key in rows[0]}
-    return torch.stack([torch.as_tensor(row) for row in rows])
+def stacked(values: Sequence[Any], rows: Indices, what: str) -> Tensor:
+    """Stack what several rows hold into one tensor."""
+    found = [as_tensor(value, f"{what}, row {row}") for value, row in zip(values, rows, strict=True)]
+    for tensor, row in zip(found, rows, strict=True):
+        if tensor.shape != found[0].shape:
+            shapes = f"row {row} has shape {tuple(tensor.shape)}, row {rows[0]} {tuple(found[0].shape)}"
+            raise ContractError(f"{what}: {shapes}; expected rows of one shape, padded if need be")
+    return torch.stack(found)
 
 
 def labels(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return labels in their type: classes as int64, other targets in the model's."""
     if y.is_floating_point():
         return y.to(dtype)
     return y.to(torch.int64)

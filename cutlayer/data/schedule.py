@@ -97,6 +97,12 @@ class BatchSchedule:
         rows = samples - k % self.per_epoch(samples) * self.step_size
         return -(-min(rows, self.step_size) // self.batch_size)
 
+    def pass_of(self, samples: int, round: int, place: int, step: int) -> tuple[int, str]:
+        """Return the round and the use that a pass over the samples has in its address; `step`: one of the round's that
+        fall into it; `place` as in `batches`."""
+        first, round = (place, 0) if self.onward else (0, round)
+        return round, f"pass/{(first + step) // self.per_epoch(samples)}"
+
     def batches(self, samples: int, round: int, client: int, place: int = 0) -> Iterator[MicroBatch]:
         """Yield the batches of a round; `place`: the steps taken in earlier rounds, for `onward`."""
         each, total = self.per_epoch(samples), self.total(samples)

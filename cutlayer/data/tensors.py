@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cutlayer.data.batch import Digest, add_rows, check_finite, check_labels, labels, onto
+from cutlayer.data.batch import Batches, Digest, Order, add_rows, check_finite, check_labels, labels, onto
 from cutlayer.data.schedule import Indices
 from cutlayer.data.transform import Draw
 from cutlayer.errors import expect
@@ -14,6 +14,9 @@ from cutlayer.nn.nested import Inputs, each, tensors
 
 class Tensors:
     """Rows of tensors in memory."""
+
+    order: Order = "any"
+    batches: Batches | None = None
 
     def __init__(self, x: Inputs, y: Tensor, dtype: torch.dtype, name: str) -> None:
         for part in tensors(x):

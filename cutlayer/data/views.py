@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.core.lazy import Lazy
-from cutlayer.data.batch import CHUNK, Digest, check_labels, onto
+from cutlayer.data.batch import CHUNK, Batches, Digest, Order, check_labels, onto
 from cutlayer.data.parts import Parts, Side
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.schedule import Indices
@@ -19,6 +19,9 @@ from cutlayer.data.transform import Draw, Transform
 
 class View:
     """Some rows of a stored data set; `transform` turns them into inputs, and may change them at random in training."""
+
+    order: Order = "any"
+    batches: Batches | None = None
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.threads import one_thread
 from cutlayer.data.schedule import BatchSchedule
-from cutlayer.data.source import Source, source
+from cutlayer.data.source import Source, expect_batches, source
 from cutlayer.data.views import Population
 from cutlayer.engine import backend, inputs, memory_limit
 from cutlayer.engine.backend import Backend
@@ -101,7 +101,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     layout, cuts, start, offsets = _cut(model, options, parts)
     schedule = _feed(options, parts)
     on = inputs.device(options.device)
-    data = _data(clients, test, start.W.w.dtype)
+    data = _data(clients, test, start.W.w.dtype, schedule)
     cores = backend.cores()
     with one_thread():
         x, y = inputs.example(data.trains, on)
@@ -162,9 +162,11 @@ def _feed(o: Options, parts: Parts) -> BatchSchedule:
     return schedule
 
 
-def _data(clients: Sequence[Any] | RemoteClients, test: Any, dtype: torch.dtype) -> Data:
+def _data(clients: Sequence[Any] | RemoteClients, test: Any, dtype: torch.dtype, schedule: BatchSchedule) -> Data:
     away = clients if isinstance(clients, RemoteClients) else None
     trains = inputs.sources([away.example] if away is not None else clients, dtype, "clients")
+    for one in () if away is not None or isinstance(trains, Population) else trains:
+        expect_batches(one, schedule)
     tests, per_client = inputs.test_sources(test, dtype, len(trains))
     return Data(trains, tests, per_client, away)
 

@@ -33,6 +33,26 @@ Front = Callable[[int], Vectors | None]
 Chain = Sequence[tuple[Half, Views, int]]
 
 
+class Batch:
+    """Some rows of a test set, read when they are needed or before."""
+
+    def __init__(self, test: Source, start: int, device: torch.device) -> None:
+        self.test, self.start, self.device = test, start, device
+        self._held: tuple[Inputs, Tensor] | None = None
+
+    def read(self) -> None:
+        end = min(self.start + BATCH, len(self.test))
+        self._held = self.test.take(np.arange(self.start, end), self.device)
+
+    def taken(self) -> tuple[Inputs, Tensor]:
+        """Return the rows, and let go of them."""
+        if self._held is None:
+            self.read()
+        held, self._held = self._held, None
+        assert held is not None
+        return held
+
+
 class Evaluator:
     """Scores weights on test sources. A front that a client keeps is joined to the back at the subject's first cut."""
 
@@ -56,9 +76,9 @@ class Evaluator:
     def pooled(self, W: Vectors) -> Scores:
         """Score the global model on all test rows."""
         chain = [(self.whole, self.whole.views(W), 0)]
-        batches = [(test, start) for test in self.tests for start in range(0, len(test), BATCH)]
-        tally = Tally(self.metric)
-        for part in self._in_turn(batches, lambda job: self._batch(*job, chain)):
+        batches = [Batch(test, start, self.whole.device) for test in self.tests for start in range(0, len(test), BATCH)]
+        tally, streams = Tally(self.metric), any(test.order == "stream" for test in self.tests)
+        for part in self._in_turn(batches, lambda batch: self._scored(batch, chain), Batch.read if streams else None):
             tally.add(part)
         return tally.scores()
 
@@ -87,11 +107,18 @@ class Evaluator:
                 counts[name] += len(part.y) > 0
         return {name: series(tally, counts[name]) for name, tally in tallies.items()}
 
-    def _in_turn(self, jobs: Sequence[J], work: Callable[[J], Outputs]) -> Iterator[Outputs]:
-        """Yield the outputs of all jobs, in order; a few jobs are done at a time, by all threads and ranks."""
-        many = GROUP * self.workers.n * self.processes.size
+    def _in_turn(
+        self, jobs: Sequence[J], work: Callable[[J], Outputs], ready: Callable[[J], None] | None = None
+    ) -> Iterator[Outputs]:
+        """Yield the outputs of all jobs, in order; a few jobs are done at a time, by all threads and ranks. `ready`:
+        what is to be done for a job before that, in order; then no more jobs are under way than there are threads."""
+        many = (GROUP if ready is None else 1) * self.workers.n * self.processes.size
         for start in range(0, len(jobs), many):
-            yield from self._everybodys(self.workers.map(work, self.processes.mine(jobs[start : start + many])))
+            mine = self.processes.mine(jobs[start : start + many])
+            if ready is not None:
+                for job in mine:
+                    ready(job)
+            yield from self._everybodys(self.workers.map(work, mine))
 
     def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
         """Return the outputs of all ranks, in order."""
@@ -109,16 +136,17 @@ class Evaluator:
 
     def _outputs(self, test: Source, chain: Chain) -> Outputs:
         """Return the outputs for all rows of one test set."""
-        found = [self._batch(test, start, chain) for start in range(0, len(test), BATCH)]
+        starts = range(0, len(test), BATCH)
+        found = [self._scored(Batch(test, start, self.whole.device), chain) for start in starts]
         if not found:
             return Outputs(0.0, torch.empty(0), torch.empty(0))
         total = math.fsum(part.loss for part in found)
         return Outputs(total, torch.cat([part.out for part in found]), torch.cat([part.y for part in found]))
 
-    def _batch(self, test: Source, start: int, chain: Chain) -> Outputs:
-        x, y = test.take(np.arange(start, min(start + BATCH, len(test))), self.whole.device)
+    def _scored(self, batch: Batch, chain: Chain) -> Outputs:
+        x, y = batch.taken()
         out: Inputs = ordered(x, self.whole.images)
-        with OwnRandomness(address(0, 0, EVERYBODY, f"test/{start}")):  # the same numbers in every round
+        with OwnRandomness(address(0, 0, EVERYBODY, f"test/{batch.start}")):  # the same numbers in every round
             for part, views, stage in chain:
                 out = part(out, views, stage)
             assert isinstance(out, Tensor)

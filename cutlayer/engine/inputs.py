@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import data
 
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
 from cutlayer.data.batch import check_labels
 from cutlayer.data.items import Items
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Source, source
+from cutlayer.data.stream import Stream
 from cutlayer.data.views import Population
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import blocks_of, device_of, probe
@@ -68,7 +70,7 @@ def sources(given: Any, dtype: torch.dtype, name: str) -> Sequence[Source]:
     """Return one source of rows per client."""
     if isinstance(given, Population):
         return Population(given.rows, given.parts, given.transform, dtype, name)
-    wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | torch.utils.data.DataLoader)
+    wrong = isinstance(given, Tensor | np.ndarray | Mapping | str | data.DataLoader | data.IterableDataset)
     if wrong or not isinstance(given, Iterable):
         raise ContractError(f"{name} = {type(given).__name__}: expected a list with one (x, y) or dataset per client")
     items = list(given)
@@ -89,6 +91,9 @@ def test_sources(test: Any, dtype: torch.dtype, clients: int) -> tuple[Sequence[
     several = isinstance(test, Population) or (isinstance(test, list) and not pair)
     tests = sources(test, dtype, "test") if several else [source(test, dtype, "test")]
     expect(any(sizes_of(tests)), "test", "no rows", "at least one row")
+    for one in () if isinstance(tests, Population) else tests:
+        drops = one.batches is not None and one.batches.drop_last
+        expect(not drops, f"{one.name}: the DataLoader's drop_last", drops, "False: a test counts all rows")
     if several:
         expect(len(tests) == clients, "test", f"{len(tests)} of them", f"one set, or {clients}, one per client")
     return tests, several
@@ -114,8 +119,8 @@ def probed(
     found: int | None = None
     seen: dict[object, Shape] = {}
     for s in (*_each_kind(trains), *_each_kind(tests)):
-        if isinstance(s, Items) and seen:
-            continue  # Items checks its rows when they are taken
+        if isinstance(s, Items | Stream) and seen:
+            continue  # they check their rows when they are taken
         x, y = s.take(np.zeros(2, dtype=np.int64), device)
         x = ordered(x, False)
         what = (kind(x), y.shape, y.dtype)

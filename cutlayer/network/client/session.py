@@ -19,7 +19,7 @@ from cutlayer.clients.codec import Encoded, Message
 from cutlayer.clients.messages import Adopt, CutGrad, Features, Loss, NextStep, Plan
 from cutlayer.clients.state import NOTHING
 from cutlayer.core.threads import one_thread
-from cutlayer.data.source import Source
+from cutlayer.data.source import Source, expect_batches
 from cutlayer.errors import ClientError, CutlayerError, FrameError
 from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.codec import decode, encode
@@ -95,6 +95,7 @@ class ClientSession:
         if (plan.address.round, plan.address.attempt) <= self._last:
             return
         self._check(plan)
+        expect_batches(self.source, plan.schedule)
         kept = self.own.load(plan.confirmed) if plan.keeps_half or plan.keeps_memory else NOTHING
         if plan.start is None and not plan.keeps_half and kept.front is not None:
             raise FrameError("a plan that asks for the front this client keeps to itself")
