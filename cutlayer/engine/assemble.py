@@ -104,8 +104,8 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     data = _data(clients, test, start.W.w.dtype, schedule)
     cores = backend.cores()
     with one_thread():
-        x, y = inputs.example(data.trains, on)
         shape, classes = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
+        x, y = inputs.example(data.trains, on)
         names = crossings(model, each(x, lambda t: t.to(device_of([model]))), *cuts)
         subject = Subject(model, layout, cuts, options.loss, on, start.W, offsets, x, y, names)
         threads = cores if options.threads is None else options.threads
