@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import cutlayer as cl
 from cutlayer.network.client.loop import Joined
+from tests.engine.test_forms import Ordered, Table, mapped
 from tests.network.harness import network, play, rows
 from tests.schemes.outside import median
 
@@ -115,3 +117,24 @@ def test_a_scheme_from_outside(tmp_path: Path) -> None:
 
 def test_double_precision(tmp_path: Path) -> None:
     check(tmp_path, network(torch.float64), rows(dtype=torch.float64), scheme="smofi")
+
+
+def test_any_form_of_rows(tmp_path: Path) -> None:
+    """An iterable, rows by name, a loader and a mapped file; over sockets, by `cl.join`."""
+    pairs = rows()
+    forms = [
+        Ordered(*pairs[0]),
+        cl.rows(Table(*pairs[1]), inputs="in", target="out"),
+        DataLoader(TensorDataset(*pairs[2]), 4, drop_last=True),
+        mapped(*pairs[3], tmp_path),
+    ]
+    check(tmp_path, data=forms, protocol="cyclesl", scheme="psl", local_steps=2, rounds=3)
+
+
+def test_a_loader_with_other_batches_than_the_server_s(tmp_path: Path) -> None:
+    pairs = rows()
+    loader = DataLoader(TensorDataset(*pairs[1]), 2, drop_last=True)
+    settings = {"min_clients": 2, "quorum": 0.5}
+    played = play(tmp_path, [pairs[0], loader], settings, memory=True, cut=0, rounds=1, batch_size=4, local_epochs=1)
+    assert isinstance(played.clients[0], Joined)
+    assert isinstance(played.clients[1], cl.ContractError) and "batch_size = 2: expected 4" in str(played.clients[1])
