@@ -47,7 +47,7 @@ def serve(
 ) -> Result:
     """Train `model` with clients on other machines, which take part by `cl.join`; everything else is as in `train`.
 
-    test       as in `train`: (x, y) or a dataset for the global model. Without one, `example`: a few rows like the
+    test       as in `train`: rows for the global model, in any form. Without them, `example`: a few rows like the
                clients', with labels, to try the model on
     listen     HOST:PORT; port 0 takes any that is free
     certs      the server's folder of `cutlayer certs init`; without it, loopback only, unless `insecure`
@@ -102,7 +102,7 @@ def join(
     """Take part in a training that `cl.serve` has started, until it ends.
 
     server     HOST:PORT
-    data       (x, y) or a map-style dataset: what this client holds, and never sends
+    data       what this client holds, and never sends, in any form that `train` takes
     model      the whole model, as the server has it; only the client's blocks are trained here
     certs      this client's folder of `cutlayer certs client`; its name is in the certificate
     name       where there are no certificates

@@ -122,9 +122,10 @@ def train(*arguments: Any, **named: Any) -> Result:
     """Train `model` over `clients` and return the trained copy and the history; `model` itself is not modified.
 
     model           an nn.Sequential of blocks, or a module with `blocks`; every block is put in training mode
-    clients         a list of (x, y) tensors, or of map-style datasets: what each client holds
-    test            (x, y) or a dataset for the global model; a list with one per client: each client's own model on
-                    its own, pooled, with the series `sampled`, `ever` and `all`; None: no evaluation
+    clients         a list with what each client holds: (x, y) tensors or arrays (also mapped from files), a map-style
+                    dataset, an iterable one or a DataLoader (read in order), or `cl.rows(...)`: tables, frames
+    test            one of these for the global model; a list with one per client: each client's own model on its own,
+                    pooled, with the series `sampled`, `ever` and `all`; None: no evaluation
     cut             the client's last block, or (lo, hi): redrawn every round
     scheme          "fedavg", "sflv1", "sflv2", "smofi", "mergesfl", "psl", "sglr", "ssl", "cyclepsl", "cyclesfl",
                     "cyclesglr", "cyclessl", or an object such as SMoFi(alpha=-0.1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -135,3 +137,18 @@ def test_batches_do_not_depend_on_the_number_of_epochs() -> None:
 def test_bad_rules_are_refused_by_their_public_name(field: str, name: str, value: object) -> None:
     with pytest.raises(cl.ContractError, match=f"^{name} = "):
         BatchSchedule(**{field: value})  # type: ignore[arg-type]
+
+
+@quick
+@given(schedules, st.integers(1, 40), st.integers(0, 30), st.booleans())
+def test_a_pass_has_one_address(schedule: BatchSchedule, samples: int, place: int, onward: bool) -> None:
+    """It is the same as long as rows go on, and no two passes have the same."""
+    schedule = replace(schedule, shuffle=False, onward=onward)
+    found = []
+    for round in (1, 2, 3):
+        batches = schedule.batches(samples, round, 0, place)
+        found += [(schedule.pass_of(samples, round, place, k), int(rows[0])) for k, rows in enumerate(batches)]
+        place += schedule.total(samples)
+    same = [one == other for (one, _), (other, _) in pairwise(found)]
+    assert same == [after > before for (_, before), (_, after) in pairwise(found)]
+    assert len({where for where, _ in found}) == len(found) - sum(same)
