@@ -13,7 +13,8 @@ from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, expect
 from cutlayer.nn.nested import Inputs, tensors
 
-CHUNK = 4096  # rows hashed or checked at a time
+CHUNK = 4096  # rows hashed at a time
+PIECE = 2**24  # numbers checked at a time
 Order = Literal["any", "kept", "stream"]
 """Whether rows may be taken in any order, are to be taken in theirs, or come in theirs, pass by pass."""
 
@@ -70,8 +71,9 @@ def check_finite(x: Tensor, name: str) -> None:
     """Refuse inputs with NaN or infinity. It is done piece by piece: x may be larger than memory."""
     if not x.is_floating_point():
         return
-    for start in range(0, len(x), CHUNK):
-        wrong = ~torch.isfinite(x[start : start + CHUNK])
+    step = max(1, PIECE * len(x) // max(x.numel(), 1))
+    for start in range(0, len(x), step):
+        wrong = ~torch.isfinite(x[start : start + step])
         if bool(wrong.any()):
             row = start + int(wrong.reshape(len(wrong), -1).any(dim=1).nonzero()[0])
             raise ContractError(f"{name}: row {row} holds NaN or infinity, expected finite inputs")

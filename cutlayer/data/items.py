@@ -36,12 +36,9 @@ class Items:
         self.samples.classes = classes
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
-        try:
-            # a dataset may change rows at random
-            with OwnRandomness(0 if draw is None else int(draw().integers(2**63))):
-                return self._taken(rows, device)
-        except Exception as error:  # a user's dataset may raise anything
-            raise self.samples.failed(rows, error) from error
+        number = 0 if draw is None else int(draw().integers(2**63))
+        with self.samples.errors(rows), OwnRandomness(number):  # a dataset may change rows at random
+            return self._taken(rows, device)
 
     def _taken(self, rows: Indices, device: torch.device) -> tuple[Inputs, Tensor]:
         which = rows.tolist()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,12 +48,16 @@ class Samples:
             found = self._column(x, rows, "input")
         return self._checked(found, self._column(y, rows, "label"), rows, device)
 
-    def failed(self, rows: Indices, error: Exception) -> ContractError:
-        """Return the error for what a user's dataset raised."""
-        if isinstance(error, ContractError):
-            return error
-        words = f"expected (x, y) of tensors or numbers, got {type(error).__name__}: {error}"
-        return ContractError(f"{self.name}, one of rows {rows[:4].tolist()}..: {words}")
+    @contextmanager
+    def errors(self, rows: Indices) -> Iterator[None]:
+        """Name the rows in every error: a user's dataset may raise anything."""
+        try:
+            yield
+        except ContractError:
+            raise
+        except Exception as error:
+            words = f"expected (x, y) of tensors or numbers, got {type(error).__name__}: {error}"
+            raise ContractError(f"{self.name}, one of rows {rows[:4].tolist()}..: {words}") from error
 
     def _pair(self, sample: Any) -> tuple[Any, Any]:
         if self.columns is not None:

@@ -45,6 +45,13 @@ class Stream:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         number = 0 if draw is None else int(draw().integers(2**63))
+        with self.samples.errors(rows):
+            found = self._read(rows, number)
+            with OwnRandomness(number + 1 + int(rows[0])):  # a batch is made alike after any number of skipped rows
+                return self.samples.batch([found[row] for row in rows.tolist()], rows, device)
+
+    def _read(self, rows: Indices, number: int) -> dict[int, Any]:
+        """Return these rows of a pass."""
         wanted = np.unique(rows)
         try:
             if self._pass is None or number != self._number or wanted[0] < self._place:
@@ -52,11 +59,10 @@ class Stream:
             with self._random:
                 found = {row: self._at(row) for row in wanted.tolist()}
                 self._check_end()
-            with OwnRandomness(number + 1 + int(rows[0])):  # a batch is made alike after any number of skipped rows
-                return self.samples.batch([found[row] for row in rows.tolist()], rows, device)
-        except Exception as error:  # a user's iterable may raise anything
-            self._pass = None
-            raise self.samples.failed(rows, error) from error
+        except BaseException:
+            self._pass = None  # nobody knows where it is
+            raise
+        return found
 
     def _begin(self, number: int) -> None:
         self._number, self._random, self._place = number, OwnRandomness(number), 0

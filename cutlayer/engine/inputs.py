@@ -29,7 +29,7 @@ from cutlayer.registry import PROFILES
 from cutlayer.schemes.autograd import Loss
 from cutlayer.simulation.devices import Device, check_devices, draw
 
-CHUNK = 4096
+CHUNK = 512  # rows of which the labels are counted at a time
 CODES = "; whole numbers are taken for codes that an embedding looks up, so give measurements as floats"
 
 
