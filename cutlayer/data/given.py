@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from cutlayer.data.batch import CHUNK
 from cutlayer.data.dataset import Dataset
+from cutlayer.data.mapped import is_mapped
 from cutlayer.data.own import classes_of, seen_as
 from cutlayer.data.rows import StoredRows, none_of, numbered
 from cutlayer.errors import ContractError, expect
@@ -62,7 +64,11 @@ def _rows(where: str, x: Any, y: Any, owners: Any) -> StoredRows:
     expect(kinds[1] in "iu" and labels.ndim == 1, f"{where}: y", f"{labels.dtype} {labels.shape}", "classes from 0")
     expect(bool((labels >= 0).all()), f"{where}: y", int(labels.min(initial=0)), "classes from 0")
     if kinds[0] == "f":
-        inputs = inputs.astype(np.float32, copy=False)
-        expect(bool(np.isfinite(inputs).all()), f"{where}: x", "NaN or infinity", "finite numbers")
+        if not is_mapped(inputs):  # those of a file stay there; their type is converted when they are taken
+            inputs = inputs.astype(np.float32, copy=False)
+        pieces = (inputs[start : start + CHUNK] for start in range(0, len(inputs), CHUNK))
+        expect(
+            all(bool(np.isfinite(piece).all()) for piece in pieces), f"{where}: x", "NaN or infinity", "finite numbers"
+        )
     codes, names = (None, ()) if owners is None else numbered(map(str, owners))
     return StoredRows(inputs, labels.astype(np.int64), codes, names)

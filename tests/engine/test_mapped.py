@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 import cutlayer as cl
+from cutlayer.data import given
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.transform import Values
@@ -121,6 +122,16 @@ def test_what_is_wrong_in_a_file_is_named_when_it_is_read(tmp_path: Path) -> Non
     text = np.memmap(tmp_path / "text", "S4", "w+", shape=(40, 4))
     with pytest.raises(cl.ContractError, match=r"clients\[0\]: x and y must be arrays of numbers"):
         cl.train(model, [(text, y)], **settings)
+
+
+def test_a_task_that_returns_a_map_leaves_it_in_its_file(tmp_path: Path) -> None:
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float64, (5000, 4))
+    y = np.arange(5000) % 3
+    data = given.load("mine", lambda: (x, y))
+    assert np.shares_memory(data.train.x, x) and data.train.x.dtype == np.float64
+    x[4999] = np.inf
+    with pytest.raises(cl.ContractError, match="task 'mine': x = 'NaN or infinity'"):
+        given.load("mine", lambda: (x, y))
 
 
 def test_a_map_of_other_rows_is_known(tmp_path: Path) -> None:
