@@ -66,13 +66,11 @@ def expect_batches(source: Source, schedule: BatchSchedule) -> None:
 
 def source(given: Any, dtype: torch.dtype, name: str) -> Source:
     """Return `given` as a source of rows in the model's dtype; `name` is what errors call it."""
-    data, columns, length = (
-        (given.data, given.columns, given.length) if isinstance(given, Rows) else (given, None, None)
-    )
-    collate, batches = None, None
+    said = given if isinstance(given, Rows) else Rows(given)
+    data, length, collate, batches = said.data, said.length, None, None
     if isinstance(data, DataLoader):
         data, collate, batches = unwrapped(data, name)
-    samples = Samples(dtype, name, columns, collate)
+    samples = Samples(dtype, name, said.columns, collate)
     if isinstance(data, IterableDataset) or (isinstance(data, Iterable) and not hasattr(data, "__getitem__")):
         return Stream(data, _stated(data, length, samples), samples, batches)
     found = _indexed(data, samples)
