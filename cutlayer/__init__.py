@@ -60,7 +60,7 @@ _HOMES = {
     "experiment.program": "named",
     "api.network": "join serve",
     "api.opened": "RunFolder open",
-    "api.partition": "partition",
+    "api": "partition",
     "network.protocol.settings": "Limits Net",
     "nn.blocks": "blocks",
     "nn.cut": "Blocks halves joined",
@@ -149,8 +149,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'cutlayer' has no attribute {name!r}")
-    home = importlib.import_module(f"cutlayer.{_HOME[name]}")
-    value = home if name in _MODULES else getattr(home, _CALLED.get(name, name))
+    if name in _MODULES:
+        value: Any = importlib.import_module(f"cutlayer.{_HOME[name]}.{name}")
+    else:
+        value = getattr(importlib.import_module(f"cutlayer.{_HOME[name]}"), _CALLED.get(name, name))
     globals()[name] = value
     return value
 

@@ -31,6 +31,7 @@ from cutlayer.schemes.base import Scheme
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
 
+OPTIONS = (Options.__doc__ or "").partition("\n\n")[2].rstrip()
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -108,9 +109,11 @@ def begun(
 
 
 def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Give a function the signature of another, for people and for type checkers."""
+    """Give a function the signature of another, for people and type checkers, and explain the options."""
 
     def dress(function: Callable[..., R]) -> Callable[P, R]:
+        about, gap, example = (function.__doc__ or "").partition("\n\n    >>>")
+        function.__doc__ = f"{about}\n{OPTIONS}{gap}{example}"
         function.__signature__ = inspect.signature(original).replace(return_annotation=Result)  # type: ignore[attr-defined]
         return function
 
@@ -121,55 +124,16 @@ def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Call
 def train(*arguments: Any, **named: Any) -> Result:
     """Train `model` over `clients` and return the trained copy and the history; `model` itself is not modified.
 
-    model           an nn.Sequential of blocks, or a module with `blocks`; every block is put in training mode
+    model           any nn.Module (`cl.blocks` says where it can be cut); it is put in training mode
     clients         a list with what each client holds: (x, y) tensors or arrays (also mapped from files), a map-style
                     dataset, an iterable one or a DataLoader (read in order), or `cl.rows(...)`: tables, frames
     test            one of these for the global model; a list with one per client: each client's own model on its own,
                     pooled, with the series `sampled`, `ever` and `all`; None: no evaluation
-    cut             the client's last block, or (lo, hi): redrawn every round
-    scheme          "fedavg", "sflv1", "sflv2", "smofi", "mergesfl", "psl", "sglr", "ssl", "cyclepsl", "cyclesfl",
-                    "cyclesglr", "cyclessl", or an object such as SMoFi(alpha=-0.1)
-    local           None, FedProx(mu=0.01), FedNAR(max_norm=10, norm="joint"), or both in a tuple
-    clip            the largest norm of a gradient, on each half, before weight decay and momentum; Clip(1.0, "joint"):
-                    over both halves of a client together
-    update          None (plain averaging), FedAvgM(beta=0.3), SlowMo(lr=1.0, beta=0.6) or FedNAG()
-    optimizer       SGD, NAG, Adam, AdamW or Lion; `server_optimizer` the same unless given
-    lr_schedule     a factor on both learning rates: Cosine(rounds=100, warmup=5), Warmup(rounds=5, steps=10), or a
-                    function of the round (from 1), or of the round and the client's step in it (from 0)
-    rounds, participation, batch_size, local_epochs, local_steps
-                    participation: a rate (float) or a number of clients (int); local_steps overrides local_epochs
-    accumulate      batches per optimizer step: the step's gradient is that of the mean loss over all of them, computed
-                    one batch at a time. T_j, local_steps, momentum, fusion and rates count optimizer steps
-    protocol        "smofi": epochs, optimizer memory empty at the start of every round; "cyclesl": one batch (or
-                    local_steps) per client and round, memory and the place in the data kept between rounds
-    last_batch      "drop" or "keep" the incomplete batch; small_client: "skip" or "one_batch" (None: skipped, but with
-                    local_steps in the smofi protocol one batch of all its samples)
-    labels          "send": with the smashed data; "stay": the last block is the client's too, and labels and loss never
-                    leave it (the U-shape; not with the Cycle schemes, which train the server on them)
-    noise           Gaussian noise on the smashed data, its norm relative to theirs
-    profile         the name of a profile such as "lte", or one Device(seconds, kbps) per client: for the simulated
-                    clock, and for schemes that regulate batch sizes by them; None: all alike
-    clock           Clock(kappa=100, sync=False, sequential="strict"): how simulated seconds are counted
-    metric          a figure of your own: Round.metric. A function of all outputs and all labels of the test; or a class
-                    (or object) with update(outputs, labels) and compute(), which sees them batch by batch
-    kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
-    memory_limit    MiB for a round's weights, gradients and activations: clients train in groups where the scheme
-                    allows it, and what cannot fit is refused before training (None: no limit)
-    autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay
-    ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
-    target          stop once the test accuracy is at least this
     out             a folder: every round is written there (journal, checkpoints; at the end model and report), as
                     `cutlayer run` does, and the same call goes on after a crash, to the same bits. With other
                     arguments, other data or another model it is refused. `cl.open` reads the folder
     resume          "auto"; "never": `out` must not hold a run; "must": it must hold one
     checkpoint_every  rounds between checkpoints
-    progress        show how far it is: a bar on a terminal or in a notebook, a line now and then in a log
-    detail          look inside: `Round.detail` has a row for each selected client (steps, loss, drift of its halves,
-                    cosine of its momentum with the fused one, fault). With `out`, it is written to detail.jsonl, and
-                    `cl.open(out).detail()` reads it. It changes nothing that is computed
-    backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
-                    a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
-    seed, shuffle, device, loss, evaluate_every
 
     >>> import torch, cutlayer as cl
     >>> x, y = torch.randn(60, 4), torch.arange(60) % 3

@@ -18,8 +18,8 @@ from cutlayer.data import partition_file
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.parts import Parts
 from cutlayer.data.rows import StoredRows
-from cutlayer.data.source import Population
 from cutlayer.data.transform import Draw
+from cutlayer.data.views import Population
 from cutlayer.errors import ContractError, expect
 
 

@@ -29,7 +29,7 @@ from cutlayer.clients.messages import (
 )
 from cutlayer.clients.waves import Wave
 from cutlayer.engine.records import Ledger
-from cutlayer.schemes.base import Fuses, Server, Session
+from cutlayer.schemes.base import Fuses, Session
 
 M = TypeVar("M", bound=Up)
 
@@ -37,11 +37,10 @@ M = TypeVar("M", bound=Up)
 class Exchange:
     """An attempt at round n with a cohort; `fuse`: the clients' momenta go to the session after every step."""
 
-    def __init__(self, cohort: Cohort, n: int, attempt: int, server: Server, fuse: bool) -> None:
-        self.cohort, self.n, self.attempt, self.server, self.fuse = cohort, n, attempt, server, fuse
+    def __init__(self, cohort: Cohort, n: int, attempt: int, fuse: bool) -> None:
+        self.cohort, self.n, self.attempt, self.fuse = cohort, n, attempt, fuse
         self.ledger = Ledger()
         self._silent: set[int] = set()
-        self._steps: dict[int, int] = {}  # the optimizer steps that each client has taken
         self._sent: set[Address] = set()  # the wave's gradients that were sent in the middle of its step
         self._momenta: list[Up] = []  # answers to the wave's gradients, kept until all are there to be fused
 
@@ -52,7 +51,6 @@ class Exchange:
         self.ledger.down += sum(plan.nbytes for plan in plans)
         taken = {plan.address.client: 0 for plan in plans}
         own = set(taken)
-        self._steps = dict.fromkeys(own, 0)
         for wave in waves:
             others = () if wave.partial else tuple(j for j in wave.clients if j not in own)
             wave = replace(wave, clients=tuple(j for j in wave.clients if j in taken), on_other_ranks=others)
@@ -70,7 +68,6 @@ class Exchange:
         smashed: list[Smashed | Attached] = admit(arrived, due, Smashed, Attached)
         self._silent = set(due) - {message.address.client for message in smashed}
         self._momenta, self._sent = [], set()
-        self.server.wave({j: self._steps[j] for j in wave.clients}, wave.partial)
         replies = session.step(wave, cast(list[Smashed], smashed))  # a scheme does not look inside Attached
         if wave.partial:
             replies = [replace(reply, partial=True) for reply in replies]
@@ -79,7 +76,6 @@ class Exchange:
         self.ledger.wave(smashed, replies, wave.partial)
         for message in smashed:
             taken[message.address.client] += 1
-            self._steps[message.address.client] += not wave.partial
         if self.fuse and isinstance(session, Fuses) and not wave.partial:
             self._fuse([m.address.client for m in smashed if m.address.client not in self._silent], taken, session)
         for j in self._silent:

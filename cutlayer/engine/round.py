@@ -120,13 +120,13 @@ class Engine:
         mine = list(processes.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(planned.cut)
-        exchange = Exchange(s.cohort, n, planned.attempt, server, self._traits.fuses_clients)
+        exchange = Exchange(s.cohort, n, planned.attempt, self._traits.fuses_clients)
         self._begin(server, state, planned, exchange, everybody)
         W_c, _ = state.W.split(s.offsets[planned.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))
         sizes = [s.sizes[j] for j in everybody] if len(groups) > 1 or processes.size > 1 else None
         aggregator = Aggregator(s, state, planned.cut, server, processes, sizes, len(groups) > 1)
-        waves_of = functools.partial(self._waves, state, planned)
+        waves_of = functools.partial(self._waves, server, state, planned)
         for group in groups:
             server.place = planned.rows[group[0]] if group else 0
             session = s.scheme.open(server, group)
@@ -258,8 +258,8 @@ class Engine:
             reports += [_apart(report) for report in done]
         return reports
 
-    def _waves(self, state: Global, planned: RoundPlan, clients: Sequence[int]) -> Iterator[Wave]:
-        """Yield the waves of these clients, in the order in which they step."""
+    def _waves(self, server: Server, state: Global, planned: RoundPlan, clients: Sequence[int]) -> Iterator[Wave]:
+        """Yield the waves of these clients, in the order in which they step, and tell the server of each."""
         s, accumulate = self.setup, self.setup.schedule.accumulate
         steps = waves(self._traits.order, {j: planned.J[j] for j in clients})
 
@@ -268,7 +268,11 @@ class Engine:
             before = state.participations.get(j, 0) * schedule.total(s.sizes[j]) if schedule.onward else 0
             return schedule.pieces(s.sizes[j], before + k)
 
-        return steps if accumulate == 1 else micro_waves(steps, accumulate, pieces)
+        k = dict.fromkeys(clients, 0)  # the steps that each has taken
+        for wave in steps if accumulate == 1 else micro_waves(steps, accumulate, pieces):
+            server.wave({j: k[j] for j in wave.clients}, wave.partial)
+            yield wave
+            k |= {j: k[j] + (not wave.partial) for j in wave.clients}
 
     def _rows(self, J: Mapping[int, list[int]], order: Sequence[int]) -> Sequence[int]:
         """Return the clients in the order of their rows. Where memory belongs to slots, that is the order of stepping;

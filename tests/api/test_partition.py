@@ -23,8 +23,8 @@ import cutlayer as cl
 from cutlayer.cli.main import main
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.rows import StoredRows, none_of
-from cutlayer.data.source import Population
 from cutlayer.data.transform import Values
+from cutlayer.data.views import Population
 from cutlayer.engine.inputs import test_sources as sources_of_tests
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.experiment.config import parse

@@ -147,7 +147,7 @@ def test_a_pass_has_one_address(schedule: BatchSchedule, samples: int, place: in
     found = []
     for round in (1, 2, 3):
         batches = schedule.batches(samples, round, 0, place)
-        found += [(schedule.pass_of(samples, round, place, k), int(rows[0])) for k, rows in enumerate(batches)]
+        found += [(schedule.pass_of(samples, round, place, k), int(batch.rows[0])) for k, batch in enumerate(batches)]
         place += schedule.total(samples)
     same = [one == other for (one, _), (other, _) in pairwise(found)]
     assert same == [after > before for (_, before), (_, after) in pairwise(found)]

@@ -26,6 +26,7 @@ WHO = {
     "faults": ("a: gone",),
     "series": {},
     "more": {},
+    "detail": None,
 }
 BLANK = Round(**{f.name: 0 for f in fields(Round)} | WHO | {"sim_seconds": None, "accuracy": 0.5})
 
@@ -108,11 +109,11 @@ def test_what_an_older_line_lacks_is_as_if_it_had_not_been_counted(tmp_path: Pat
     assert first.steps == 0 and first.clients == () and first.series == {} and first.more == {}
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(Round) if f.name not in ("n", "more")])
+@pytest.mark.parametrize("name", [f.name for f in fields(Round) if f.name not in ("n", "more", "detail")])
 def test_no_field_but_the_number_is_needed(tmp_path: Path, name: str) -> None:
     path = tmp_path / "journal.jsonl"
     record = replace(BLANK, n=1)
-    values = {key: value for key, value in asdict(record).items() if key not in (name, "more")}
+    values = {key: value for key, value in asdict(record).items() if key not in (name, "more", "detail")}
     path.write_text(json.dumps(values) + "\n")
     kept = {key: value for key, value in asdict(journal.read(path)[0]).items() if key != name}
     assert kept == {key: value for key, value in asdict(record).items() if key != name}
@@ -132,7 +133,7 @@ NEWER = {
 def newer(n: int) -> dict[str, Any]:
     """A line of a version that writes down more than this one."""
     values = asdict(replace(BLANK, n=n))
-    del values["more"]
+    del values["more"], values["detail"]
     return {**values, **NEWER}
 
 
