@@ -40,17 +40,17 @@ def in_micro_batches(task: Task, scheme: Any, optimizer: Any) -> dict[str, Any]:
     return arguments(task, scheme, optimizer) | {"batch_size": MICRO, "accumulate": TIMES}
 
 
-@pytest.mark.parametrize("optimizer", ["sgdm", "adam", "lion"])
+@pytest.mark.parametrize(("optimizer", "last"), [("sgdm", "keep"), ("adam", "drop"), ("lion", "drop")])
 @pytest.mark.parametrize("scheme", KINDS)
-def test_equals_the_naive_restatement(scheme: str, optimizer: str) -> None:
+def test_equals_the_naive_restatement(scheme: str, optimizer: str, last: str) -> None:
     given, restated = SCHEMES[scheme]
-    for last in ("drop",) if optimizer == "lion" else ("drop", "keep"):
-        clients = small_clients(SIZES if last == "drop" else KEPT)
-        task = task_of(optimizer, last_batch=last, clients=clients)
-        ours = in_micro_batches(task, given, OPTIMIZERS[optimizer][0])
-        expected = naive.train(task, restated())
-        for backend in ("loop", "stacked"):
-            assert difference(cl.train(task.model, task.clients, **ours, backend=backend).model, expected) <= EXACT
+    clients = small_clients(SIZES if last == "drop" else KEPT)
+    task = task_of(optimizer, last_batch=last, clients=clients, local_epochs=2 if scheme == "sflv1-epoch" else 1)
+    ours = in_micro_batches(task, given, OPTIMIZERS[optimizer][0])
+    expected = naive.train(task, restated())
+    for backend in ("loop", "stacked") if optimizer == "sgdm" else ("loop",):
+        assert difference(cl.train(task.model, task.clients, **ours, backend=backend).model, expected) <= EXACT
+    if optimizer == "sgdm":
         whole = cl.train(task.model, task.clients, **arguments(task, given, OPTIMIZERS[optimizer][0])).model
         assert difference(whole, expected) > 1e-5, "BatchNorm sees micro-batches"
 
@@ -108,11 +108,11 @@ ALIKE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("more", ALIKE.values(), ids=ALIKE)
 def test_equals_one_large_batch(more: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"cut": 1, "rounds": 3, "local_epochs": 2, "seed": 5, "participation": 3}
+    given: dict[str, Any] = {"cut": 1, "rounds": 2, "local_epochs": 1, "seed": 5, "participation": 3}
     sizes = (12, 28, 44, 75, 14) if more.get("scheme") == "mergesfl" else SIZES
     clients, test = small_clients(sizes), small_clients((20,))[0]
     large = cl.train(net(), clients, test=test, batch_size=TIMES * MICRO, **given | more)
-    for backend in ("loop", "stacked"):
+    for backend in ("loop", "stacked") if "scheme" not in more else ("loop",):
         small = cl.train(net(), clients, test=test, batch_size=MICRO, accumulate=TIMES, backend=backend, **given | more)
         assert parameters_differ(small.model, large.model) <= EXACT
         for ours, theirs in zip(small.history, large.history, strict=True):

@@ -41,17 +41,15 @@ FACTORS: dict[str, tuple[Any, Callable[[int, int], float]]] = {
 def test_equals_the_naive_restatement(scheme: str, factor: str) -> None:
     given, restated = SCHEMES[scheme]
     schedule, naively = FACTORS[factor]
-    for optimizer in ("sgdm", "adamw"):
-        ours, rule = OPTIMIZERS[optimizer]
-        task = task_of(dataclasses.replace(rule, factor=naively))
-        expected = naive.train(task, restated())
-        for backend in ("loop", "stacked"):
-            result = cl.train(
-                task.model, task.clients, **arguments(task, given, ours), lr_schedule=schedule, backend=backend
-            )
-            assert difference(result.model, expected) <= EXACT
-            lr = [task.rule.eta(n, 0) for n in range(1, task.rounds + 1)]
-            assert [record.lr for record in result.history] == pytest.approx(lr)
+    ours, rule = OPTIMIZERS["adamw" if schedule is zigzag else "sgdm"]
+    task = task_of(dataclasses.replace(rule, factor=naively), rounds=2)
+    expected = naive.train(task, restated())
+    for backend in ("loop", "stacked") if schedule is zigzag else ("loop",):
+        result = cl.train(
+            task.model, task.clients, **arguments(task, given, ours), lr_schedule=schedule, backend=backend
+        )
+        assert difference(result.model, expected) <= EXACT
+        assert [record.lr for record in result.history] == pytest.approx([task.rule.eta(n, 0) for n in (1, 2)])
 
 
 @pytest.mark.parametrize("scheme", ["mergesfl", "psl", "sglr", "cyclesfl", "cyclessl", "ssl"])
