@@ -5,7 +5,7 @@ The extra packages they need (pip install cutlayer[net]) are imported when one o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from cutlayer.api.reported import with_report
+from cutlayer.api.reported import tracking, with_report
 from cutlayer.clients.messages import Loss
 from cutlayer.core.extras import needs
 from cutlayer.engine.assemble import assemble, in_blocks
@@ -23,6 +23,7 @@ from cutlayer.errors import expect
 from cutlayer.experiment.program import Resume, Where, recorded, serve_table
 from cutlayer.network.protocol.settings import Limits, Net, Say
 from cutlayer.nn.copies import twin
+from cutlayer.track.tracked import with_trackers
 
 if TYPE_CHECKING:
     from cutlayer.network.client.loop import Joined
@@ -43,6 +44,7 @@ def serve(
     out: str | Path | None = None,
     resume: Resume = "auto",
     checkpoint_every: int = 1,
+    track: str | Sequence[str] | None = None,
     **training: Any,
 ) -> Result:
     """Train `model` with clients on other machines, which take part by `cl.join`; everything else is as in `train`.
@@ -53,7 +55,7 @@ def serve(
     certs      the server's folder of `cutlayer certs init`; without it, loopback only, unless `insecure`
     net        all of it, and the rest (quorum, deadlines, compression), as a `cl.Net`
     out        as in `train`: a folder for every round. After a crash the same call goes on, and the clients come back
-               by themselves; `resume` and `checkpoint_every` are those of `train` too
+               by themselves; `resume`, `checkpoint_every` and `track` are those of `train` too
     watch      called once when the server listens, with the service: `service.hub.port`, `service.roster`
     training   everything else that `train` takes, but for `clients`, `profile`, `ranks` and `memory_limit`
     """
@@ -65,6 +67,7 @@ def serve(
     for field_ in ("profile", "ranks", "memory_limit", "clients"):
         expect(field_ not in training, field_, training.get(field_), "nothing: clients are on other machines")
     settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
+    trackers = tracking(track, out)
     where = None if out is None else Where(Path(out), resume, checkpoint_every)
     known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
     rows, table = example if example is not None else test, serve_table(where, settings)
@@ -75,6 +78,7 @@ def serve(
     run = assemble(model, service.clients, test, options)
     if where is not None:
         run = with_report(recorded(run, model, options, where, table), where.out)
+        run = with_trackers(run, where.out, trackers)
         service.roster.path = where.out / roster.FILE
     with service.open(run):
         if watch is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cutlayer.engine.records import Round
 from cutlayer.engine.run import Run, Sink
+from cutlayer.errors import expect
+from cutlayer.track.names import asked
 
 
 class Reported(Sink):
@@ -38,3 +41,10 @@ def with_report(run: Run, out: Path) -> Run:
         if run.finished and not (out / "report.html").exists():
             sink.report()
     return run
+
+
+def tracking(track: str | Sequence[str] | None, out: str | Path | None) -> tuple[str, ...]:
+    """Return the trackers of a training; refuse them where there is no folder."""
+    names = asked(track)
+    expect(not names or out is not None, "track", track, "`out` too: a tracker reads the journal in the run's folder")
+    return names

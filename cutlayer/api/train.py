@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cutlayer.api.reported import with_report
+from cutlayer.api.reported import tracking, with_report
 from cutlayer.clients.remote import RemoteClients
 from cutlayer.engine.assemble import assemble
 from cutlayer.engine.broadcast import in_turn
@@ -30,6 +30,7 @@ from cutlayer.processes.ranks import join
 from cutlayer.schemes.base import Scheme
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
+from cutlayer.track.tracked import with_trackers
 
 OPTIONS = (Options.__doc__ or "").partition("\n\n")[2].rstrip()
 P = ParamSpec("P")
@@ -80,6 +81,7 @@ def rounds(
     out: str | Path | None = None,
     resume: Literal["auto", "never", "must"] = "auto",
     checkpoint_every: int = 1,
+    track: str | Sequence[str] | None = None,
 ) -> Run:
     """Train as `train` does, but return the run: a stream of Round records.
 
@@ -94,8 +96,9 @@ def rounds(
     """
     here = locals()
     options = Options(**{field.name: here[field.name] for field in fields(Options)})
-    where = None if out is None else Where(Path(out), resume, checkpoint_every)
-    return begun(model, clients, test, options, where)
+    trackers, where = tracking(track, out), None if out is None else Where(Path(out), resume, checkpoint_every)
+    run = begun(model, clients, test, options, where)
+    return run if where is None else with_trackers(run, where.out, trackers)
 
 
 def begun(
@@ -134,6 +137,7 @@ def train(*arguments: Any, **named: Any) -> Result:
                     arguments, other data or another model it is refused. `cl.open` reads the folder
     resume          "auto"; "never": `out` must not hold a run; "must": it must hold one
     checkpoint_every  rounds between checkpoints
+    track           "tensorboard", "mlflow", "wandb" or "trackio", or a list of them: they read the journal in `out`
 
     >>> import torch, cutlayer as cl
     >>> x, y = torch.randn(60, 4), torch.arange(60) % 3

@@ -8,7 +8,7 @@ from typing import Any
 from cutlayer.cli import flags
 from cutlayer.cli.output import add_log
 from cutlayer.cli.parser import later
-from cutlayer.cli.train import add_pages
+from cutlayer.cli.train import add_pages, add_track
 
 SERVE = """\
 Wait for clients, then train with them: `cutlayer run`, but for the clients, which are other machines that
@@ -91,6 +91,7 @@ def add(commands: Any) -> None:
     serve.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
     serve.add_argument("--quiet", action="store_true", help="no progress")
     add_pages(serve)
+    add_track(serve)
     add_log(serve)
     flags.add_config(serve, hidden=(*SIMULATED, "partition."))
     serve.set_defaults(run=later("serve"))

@@ -9,6 +9,7 @@ from typing import Any
 from cutlayer.cli import flags
 from cutlayer.cli.output import add_json, add_log
 from cutlayer.cli.parser import later
+from cutlayer.track.names import TRACKERS
 
 RUN = """\
 Train one method and write a run directory: config.toml, journal.jsonl (one line a round), checkpoints/,
@@ -78,17 +79,30 @@ def add(commands: Any) -> None:
         command.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
         command.add_argument("--dry-run", action="store_true", help=DRY)
         quiet(command)
+        add_track(command)
         add_log(command)
         flags.add_config(command, hidden=NOT_COMPARED if command is both else ())
         command.set_defaults(run=later(f"train:{'compare' if command is both else 'run'}"))
-    resume = commands.add_parser("resume", help="continue an interrupted run or comparison", description=RESUME)
-    report = commands.add_parser("report", help="table, picture and page of a run or comparison", description=REPORT)
+    resume = commands.add_parser(
+        "resume",
+        help="continue an interrupted run or comparison",
+        description=RESUME,
+        usage="cutlayer resume RUN [FLAGS]",
+    )
+    report = commands.add_parser(
+        "report",
+        help="table, picture and page of a run or comparison",
+        description=REPORT,
+        usage="cutlayer report RUN [FLAGS]",
+    )
     for command, name in ((resume, "train:resume"), (report, "report")):
         command.add_argument("folder", metavar="RUN", help="the folder given as --out")
         quiet(command)
         command.set_defaults(run=later(name))
     flags.add_import(resume)
     add_json(report, "the table")
+    add_track(resume)
+    add_track(report, "--to", "feed these experiment trackers too, from the journal alone")
     add_log(resume)
     _jobs(resume)
     resume.add_argument(
@@ -115,6 +129,13 @@ def add_pages(command: argparse.ArgumentParser, whose: str = "") -> None:
         metavar="HOST:PORT",
         help=f"{whose}/healthz and /metrics (Prometheus) there (default: 127.0.0.1:7490)",
     )
+
+
+def add_track(
+    command: argparse.ArgumentParser, flag: str = "--track", words: str = "feed these experiment trackers too"
+) -> None:
+    about = f"{words}, in the run's folder: {', '.join(TRACKERS)}"
+    command.add_argument(flag, nargs="+", metavar="NAME", help=about)
 
 
 def quiet(command: argparse.ArgumentParser) -> None:

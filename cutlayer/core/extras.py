@@ -11,6 +11,10 @@ EXTRAS = {
     "ui": ("starlette", "uvicorn"),
     "metrics": ("prometheus_client",),
     "pandas": ("pandas",),
+    "tb": ("tensorboard",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
 }
 
 

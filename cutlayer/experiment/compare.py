@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ from cutlayer.core.files import write_aside
 from cutlayer.core.lock import Lock
 from cutlayer.core.sealed import parsed, unpack
 from cutlayer.engine import spill
+from cutlayer.engine.run import Run
 from cutlayer.errors import CutlayerError, Diverged, Restored, StoreError
 from cutlayer.experiment import checkpoint, description, journal, run_directory
 from cutlayer.experiment import config as text
@@ -32,6 +33,7 @@ from cutlayer.experiment.experiment import Experiment, assemble
 from cutlayer.registry import own
 
 FILE = "compare.toml"
+Watched = Callable[[Run, Path], object]
 SEAL = "# sha256 "  # starts the last line of the copy: the checksum of all lines before
 
 
@@ -99,8 +101,11 @@ def _seal(said: str) -> str:
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Iterator[list[Progress]]:
-    """Train what is not trained yet, `jobs` runs at a time; yield the progress of all runs at least twice a second."""
+def train_all(
+    comparison: Comparison, out: Path, jobs: int, lock: Lock, watched: Watched | None = None
+) -> Iterator[list[Progress]]:
+    """Train what is not trained yet, `jobs` runs at a time; yield the progress of all runs at least twice a second.
+    `watched`: gives each run a further consumer of its rounds, in the process that trains it."""
     copy(comparison, out)
     runs = [(m, seed, comparison.config(m, seed)) for m, seed in comparison.runs()]
     waiting = [Progress(m.label, seed, 0, config.rounds, None, "waiting") for m, seed, config in runs]
@@ -109,7 +114,7 @@ def train_all(comparison: Comparison, out: Path, jobs: int, lock: Lock) -> Itera
     stop = context.Event()
     workers = max(1, min(jobs, len(todo) or 1))
     with lock, ProcessPoolExecutor(workers, context, _prepare, (stop, own.allowed())) as pool:
-        futures = [pool.submit(_work, *job) for job in todo]
+        futures = [pool.submit(_work, *job, watched) for job in todo]
         try:
             pending = set(futures)
             while pending:
@@ -192,7 +197,7 @@ def _prepare(stop: Event, modules: Sequence[str]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(config: str, out: str) -> None:
+def _work(config: str, out: str, watched: Watched | None) -> None:
     """Train one run, in a process of its own."""
     path = Path(out)
     try:
@@ -200,6 +205,8 @@ def _work(config: str, out: str) -> None:
             experiment = Experiment.resume(path)
         else:
             experiment = Experiment.start(text.parse(text.loads(config)), path)
+        if watched is not None:
+            watched(experiment.run, path)
         for _ in experiment:
             pass
     except Diverged:

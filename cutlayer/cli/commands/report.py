@@ -13,10 +13,19 @@ from cutlayer.errors import StoreError
 from cutlayer.experiment import run_directory
 from cutlayer.report import page, table
 from cutlayer.report.table import duration
+from cutlayer.track.names import asked
 
 
 def run(args: argparse.Namespace) -> int:
-    return show(as_path("folder", args.folder), args.quiet, args.json)
+    out, trackers = as_path("folder", args.folder), asked(args.to, "to")
+    code = show(out, args.quiet, args.json)
+    if trackers:
+        from cutlayer.track.tracked import export  # here: it loads torch
+
+        places = export(out, trackers)
+        if not (args.quiet or args.json):
+            console.print("tracked in " + ", ".join(str(place) for place in places), soft_wrap=True, markup=False)
+    return code
 
 
 def _result(summary: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from cutlayer.cli.signals import Terminated
 from cutlayer.core.extras import needs
 from cutlayer.core.files import as_path, from_root
 from cutlayer.errors import ContractError
+from cutlayer.track.names import asked
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,9 @@ def attend(experiment: Experiment, service: Service, args: argparse.Namespace) -
 
 
 def _attend(experiment: Experiment, service: Service, args: argparse.Namespace) -> int:
+    from cutlayer.track.tracked import with_trackers
+
+    with_trackers(experiment.run, experiment.out, asked(args.track))
     with ExitStack() as stack:
         stack.enter_context(service.open(experiment.run))
         if not args.quiet:
@@ -104,7 +108,8 @@ def _attend(experiment: Experiment, service: Service, args: argparse.Namespace) 
 
 
 def _page(args: argparse.Namespace) -> None:
-    """Check that the page and the metrics can be served, before anything is written."""
+    """Check that the page, the metrics and the trackers can be had, before anything is written."""
+    asked(args.track)
     if args.ui is not None:
         needs("ui")
         from cutlayer.ui import page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import signal
 from pathlib import Path
@@ -25,11 +26,14 @@ from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.methods import Method, method
 from cutlayer.experiment.presets import preset
 from cutlayer.registry import own
+from cutlayer.track.names import asked
+from cutlayer.track.tracked import with_trackers
 
 USUAL = ("fedavg", "fedavgm", "sflv1", "sflv2", "smofi-full")
 
 
 def run(args: argparse.Namespace) -> int:
+    trackers = asked(args.track)
     config, out, origins = configured(args)
     effects.check(config, origins.chosen)
     if args.dry_run:
@@ -37,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with console.status(f"preparing {config.task}"):
         experiment = Experiment.start(config, out, args.overwrite)
+    with_trackers(experiment.run, out, trackers)
     return _train(experiment, args.quiet, origins)
 
 
@@ -60,6 +65,7 @@ def _stopped(*_: object) -> None:
 
 
 def compare(args: argparse.Namespace) -> int:
+    asked(args.track)
     both, values = _comparison(args)
     task = both.config(both.methods[0], both.seeds[0]).task
     out = as_path("out", args.out or f"runs/compare-{args.preset or task.replace(own.COLON, '-')}")
@@ -139,14 +145,15 @@ def _all_used(values: dict[str, Any], both: Comparison) -> None:
 
 
 def _train_all(both: Comparison, out: Path, args: argparse.Namespace, lock: Lock) -> int:
-    progress.follow_all(comparing.train_all(both, out, args.jobs, lock), args.quiet)
+    watched = functools.partial(with_trackers, names=asked(args.track))
+    progress.follow_all(comparing.train_all(both, out, args.jobs, lock, watched), args.quiet)
     show(out, args.quiet)
     summaries = [run_directory.read_summary(comparison.folder(out, m, seed)) for m, seed in both.runs()]
     return 3 if all(summary and summary["status"] == "diverged" for summary in summaries) else 0
 
 
 def resume(args: argparse.Namespace) -> int:
-    out = as_path("folder", args.folder)
+    out, trackers = as_path("folder", args.folder), asked(args.track)
     if args.accept_changes and args.undo_changes:
         raise ContractError("--accept-changes and --undo-changes: give one of them")
     changes: Changes = "accept" if args.accept_changes else "undo" if args.undo_changes else "refuse"
@@ -157,4 +164,5 @@ def resume(args: argparse.Namespace) -> int:
         return serve.resume(args, out, changes)
     with console.status(f"reading {out}"):
         experiment = Experiment.resume(out, changes=changes)
+    with_trackers(experiment.run, out, trackers)
     return _train(experiment, args.quiet, None)
