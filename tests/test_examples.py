@@ -73,10 +73,16 @@ def play(path: Path) -> None:
     runpy.run_path(str(path), run_name="__main__")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+NEEDS = {"track.py": "tensorboard"}  # examples that need a package of `make test-extras`
+CASES = [pytest.param(path, marks=pytest.mark.extras if path.name in NEEDS else ()) for path in EXAMPLES]
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
 def test_example(path: Path, tmp_path: Path) -> None:
     """One of them as everybody starts it, the others without loading torch again."""
     assert len(path.read_text().splitlines()) < 60
+    if path.name in NEEDS:
+        pytest.importorskip(NEEDS[path.name], reason=f"{NEEDS[path.name]} is not installed (make test-extras has it)")
     env = {"TMPDIR": str(tmp_path)}
     if path.name == "train.py":
         command: list[Any] = [sys.executable, "-W", "error", path]

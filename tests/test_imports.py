@@ -162,14 +162,17 @@ def test_public_names_are_sorted_and_there() -> None:
         assert name in cutlayer.__all__
 
 
-EXTRAS = {"cryptography", "grpc", "msgspec", "prometheus_client", "starlette", "uvicorn", "zstandard"}
+EXTRAS = {
+    *("cryptography", "grpc", "msgspec", "prometheus_client", "starlette", "uvicorn", "zstandard"),
+    *("tensorboard", "mlflow", "wandb", "trackio"),
+}
 
 
-def test_what_is_not_about_the_network_needs_no_extra() -> None:
-    """Those packages come with `cutlayer[net]`, `[ui]` and `[metrics]`; everything else trains without them."""
+def test_what_is_not_about_the_network_or_tracking_needs_no_extra() -> None:
+    """Those packages come with `cutlayer[net]`, `[ui]`, `[tb]` and others; everything else trains without them."""
     found = []
     for parts, path in modules().items():
-        if room_of(parts).split(".")[0] in ("network", "ui", "cli", "bench"):
+        if room_of(parts).split(".")[0] in ("network", "ui", "cli", "bench", "track"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import shutil
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from cutlayer.report import page
 from cutlayer.track import names
 from cutlayer.track.base import row
 from cutlayer.track.names import TRACKERS, asked
-from cutlayer.track.tracked import export
+from cutlayer.track.tracked import export, with_trackers
 from tests.api.programs import clients, net, rows
 from tests.track import fakes
 
@@ -127,6 +128,23 @@ def test_a_run_that_goes_on_is_told_once_and_again_from_the_journal(tmp_path: Pa
     assert told(tmp_path / "again" / "x") == {**live, "lives": [6]}
     cl.train(net(), clients(), out=out, track="fake", **given)  # complete already
     assert told(out) == {**live, "lives": [1, 3, 6]}
+
+
+def test_only_who_writes_the_journal_tracks(tmp_path: Path) -> None:
+    """Of several ranks, only the root has a sink."""
+    run = with_trackers(cl.rounds(net(), clients(), **{**SMALL, "rounds": 1}), tmp_path, ["fake"])
+    assert run.sink is None and [record.n for record in run] == [1] and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_with_remote_clients(tmp_path: Path) -> None:
+    def begin(service: Any) -> None:
+        here = f"127.0.0.1:{service.hub.port}"
+        given = {"model": net(), "name": "a", "out": tmp_path / "a"}
+        threading.Thread(target=cl.join, args=(here, rows(30)), kwargs=given, daemon=True).start()
+
+    given: dict[str, Any] = {**SMALL, "rounds": 2, "listen": "127.0.0.1:0", "min_clients": 1, "watch": begin}
+    cl.serve(net(), out=tmp_path / "x", track="fake", **given)
+    assert told(tmp_path / "x")["rows"] == journal(tmp_path / "x") and told(tmp_path / "x")["status"] == "complete"
 
 
 @pytest.mark.parametrize(("method", "seen"), [("__init__", None), ("log", 1), ("close", 3)])

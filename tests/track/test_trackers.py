@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sqlite3
 import struct
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import cutlayer as cl
 from cutlayer.cli.main import main
 from cutlayer.track.names import TRACKERS
 from tests.api.programs import clients, net
+from tests.forks import forked
 from tests.track.test_tracked import SMALL, journal
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]  # the trackers' packages warn of each other
@@ -114,15 +117,21 @@ def expected(out: Path, name: str) -> list[Triple]:
     return sorted(triples)
 
 
+def killed(out: str, name: str) -> None:
+    """Train three rounds and end like a killed process."""
+    run = cl.rounds(net(), clients(), out=out, track=name, checkpoint_every=2, **SMALL)
+    assert [next(run).n for _ in range(3)] == [1, 2, 3]
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("name", READERS)
 def test_read_back(tmp_path: Path, name: str) -> None:
     pytest.importorskip(
         READERS[name][0], reason=f"{name} is not installed (pip install cutlayer[{TRACKERS[name].extra}])"
     )
     out = tmp_path / "x"
-    run = cl.rounds(net(), clients(), out=out, track=name, checkpoint_every=2, **SMALL)
-    assert [next(run).n for _ in range(3)] == [1, 2, 3]
-    run.close()
+    with forked(killed, str(out), name) as process:
+        assert process.wait() == -9, process.err
     before = journal(out)[2]
     cl.train(net(), clients(), out=out, track=name, checkpoint_every=2, **SMALL)
     assert journal(out)[2] != before  # the third round was played again, in other seconds
