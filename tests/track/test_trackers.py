@@ -57,8 +57,10 @@ def from_mlflow(folder: Path) -> Iterator[Triple]:
 
 
 def from_wandb(folder: Path) -> Iterator[Triple]:
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # now all its files are written
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     step, summary, config = 0, dict[str, Any](), dict[str, Any]()
     for line in _records(file.read_bytes()):
