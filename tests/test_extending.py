@@ -138,7 +138,7 @@ FORM = Form("stripes.npz", files, read)
             "    faults: tuple[str, ...] = ()",
             "    energy: float | None = None\n",
         ),
-        "engine/round.py": ("            faults=s.cohort.faults(),", "            energy=1.5 * tally.steps,\n"),
+        "engine/round.py": ("            faults=tuple(map(str, faults)),", "            energy=1.5 * tally.steps,\n"),
     },
     "a field of a message": {
         "clients/messages.py": ("    clipped: int = 0", "    joules: float = 0.0\n"),

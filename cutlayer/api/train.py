@@ -86,13 +86,9 @@ def rounds(
     """Train as `train` does, but return the run: a stream of Round records.
 
     >>> import torch, cutlayer as cl
-    >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
-    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    >>> clients = [(x[:20], y[:20]), (x[20:], y[20:])]
-    >>> for round in cl.rounds(model, clients, test=(x, y), cut=1, rounds=2, batch_size=10):
-    ...     print(round.n, round.steps)
-    1 30
-    2 30
+    >>> x, y, net = torch.randn(60, 4), torch.arange(60) % 3, torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    >>> [round.steps for round in cl.rounds(net, [(x, y)], rounds=2, batch_size=10)]
+    [30, 30]
     """
     here = locals()
     options = Options(**{field.name: here[field.name] for field in fields(Options)})

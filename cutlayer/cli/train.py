@@ -8,7 +8,7 @@ from typing import Any
 
 from cutlayer.cli import flags
 from cutlayer.cli.output import add_json, add_log
-from cutlayer.cli.parser import later
+from cutlayer.cli.parser import later, section
 from cutlayer.track.names import TRACKERS
 
 RUN = """\
@@ -79,9 +79,9 @@ def add(commands: Any) -> None:
         command.add_argument("--overwrite", action="store_true", help="replace a run that is there already")
         command.add_argument("--dry-run", action="store_true", help=DRY)
         quiet(command)
-        add_track(command)
         add_log(command)
         flags.add_config(command, hidden=NOT_COMPARED if command is both else ())
+        add_track(section(command, "track", "experiment trackers", shown=False))
         command.set_defaults(run=later(f"train:{'compare' if command is both else 'run'}"))
     resume = commands.add_parser(
         "resume",
@@ -132,7 +132,7 @@ def add_pages(command: argparse.ArgumentParser, whose: str = "") -> None:
 
 
 def add_track(
-    command: argparse.ArgumentParser, flag: str = "--track", words: str = "feed these experiment trackers too"
+    command: argparse._ActionsContainer, flag: str = "--track", words: str = "feed these experiment trackers too"
 ) -> None:
     about = f"{words}, in the run's folder: {', '.join(TRACKERS)}"
     command.add_argument(flag, nargs="+", metavar="NAME", help=about)

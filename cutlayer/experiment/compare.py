@@ -197,7 +197,7 @@ def _prepare(stop: Event, modules: Sequence[str]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(config: str, out: str, watched: Watched | None) -> None:
+def _work(config: str, out: str, watched: Watched | None = None) -> None:
     """Train one run, in a process of its own."""
     path = Path(out)
     try:

@@ -28,7 +28,7 @@ def test_names_kinds_and_defaults_are_those_of_the_part(table: str, name: str) -
     assert part.about is not None
     real = part.signature()
     assert {n: (t.kind, t.default) for n, t in part.takes.items()} == {
-        n: (kind_of(p.annotation), p.default) for n, p in real.items()
+        n: (kind_of(p.annotation), None if p.default is p.empty else p.default) for n, p in real.items()
     }
     for takes in part.takes.values():
         assert 8 < len(takes.about) < 120 and not takes.about.endswith(".") and takes.kind != "VALUE"
