@@ -1,7 +1,7 @@
 """Regression: a loss that is not cross entropy, and a metric that sees the test batch by batch.
 
-442 patients, ten measurements each (scikit-learn's diabetes data), spread over eight clinics by age. Learning rates rise
-in the first rounds and then fall along a cosine; gradients are clipped, and an optimizer step takes two batches.
+442 patients, ten measurements each (scikit-learn's diabetes data), spread over eight clinics by age. Learning rates
+rise in the first rounds and then fall along a cosine; gradients are clipped, and a step takes two batches.
 """
 
 import numpy as np

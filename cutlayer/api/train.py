@@ -86,7 +86,8 @@ def rounds(
     """Train as `train` does, but return the run: a stream of Round records.
 
     >>> import torch, cutlayer as cl
-    >>> x, y, net = torch.randn(60, 4), torch.arange(60) % 3, torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    >>> x, y = torch.randn(60, 4), torch.arange(60) % 3
+    >>> net = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(4, 3))
     >>> [round.steps for round in cl.rounds(net, [(x, y)], rounds=2, batch_size=10)]
     [30, 30]
     """
