@@ -22,7 +22,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --quiet
+	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet
 
 test-extras: build/extras/installed
 	build/extras/bin/pytest --numprocesses auto --quiet -m extras

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -67,10 +68,19 @@ class Evaluator:
     ) -> None:
         self.workers, self.processes = workers or Workers(), processes
         self.tests, self.loss, self.per_client, self.metric = tests, subject.loss, per_client, metric
-        self.whole, cut = subject.whole(), subject.cuts[0]
-        self.front, self.back = subject.front(cut), subject.back(cut)
-        for part in (self.whole, self.front, self.back):
-            part.train(False)
+        self._subject = subject
+
+    @cached_property
+    def whole(self) -> Half:
+        return _still(self._subject.whole())
+
+    @cached_property
+    def front(self) -> Half:
+        return _still(self._subject.front(self._subject.cuts[0]))
+
+    @cached_property
+    def back(self) -> Half:
+        return _still(self._subject.back(self._subject.cuts[0]))
 
     @torch.no_grad()
     def pooled(self, W: Vectors) -> Scores:
@@ -152,3 +162,9 @@ class Evaluator:
             assert isinstance(out, Tensor)
             loss = float(self.loss(out, y))
         return Outputs(loss * len(y), out.cpu(), y.cpu())
+
+
+def _still(half: Half) -> Half:
+    """Return the half in inference mode."""
+    half.train(False)
+    return half

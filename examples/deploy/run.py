@@ -42,7 +42,7 @@ FOLDER.mkdir(parents=True, exist_ok=True)
 begin = f"certs init; certs client {' '.join(CLIENTS)}; partition --clients 4 --dirichlet 0.5 --export parts"
 assert not any(start(*words.split()).wait() for words in begin.split("; "))
 
-serve = "serve --scheme smofi --rounds 10 --local-epochs 1 --min-clients 4 --listen 127.0.0.1:0 --certs certs --out run"
+serve = "serve --scheme smofi --rounds 6 --local-epochs 1 --min-clients 4 --listen 127.0.0.1:0 --certs certs --out run"
 server = start(*serve.split())
 port = until(server, "listening on").split()[2].rpartition(":")[2]
 clients = {name: join(name, port) for name in CLIENTS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 import cutlayer as cl
-from tests.equal.naive import Rule, Task, difference, small_clients, small_model
+from tests.equal.naive import Rule, Task, copied, difference, small_clients, small_model
 
 EXACT = 1e-9
 OPTIMIZERS: dict[str, tuple[Any, Rule]] = {
@@ -67,7 +66,7 @@ def task_of(optimizer: str, server: str | None = None, **changes: Any) -> Task:
 
 def library(task: Task, scheme: Any, optimizer: str, server: str | None = None, **more: Any) -> cl.Result:
     """The library's answer to a task, without any randomness."""
-    before = copy.deepcopy(task.model)
+    before = copied(task.model)
     given: dict[str, Any] = {
         "cut": task.cut,
         "scheme": scheme,

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,20 @@ class Rule:
         return self.lr * (self.decay(n) if callable(self.decay) else self.decay ** (n - 1)) * self.factor(n, k)
 
 
+M = TypeVar("M", bound=nn.Module)
+
+
+def copied(module: M) -> M:
+    """A deep copy. Copies of empty dictionaries, as modules have for hooks, are made in advance: that is quicker."""
+    held = (value for part in module.modules() for value in vars(part).values())
+    return copy.deepcopy(module, {id(one): type(one)() for one in held if type(one) in (dict, OrderedDict) and not one})
+
+
 class Half:
     """A copy of one half of the model, and the optimizer memory that belongs to it."""
 
     def __init__(self, module: nn.Sequential, rule: Rule) -> None:
-        self.module, self.rule = copy.deepcopy(module), rule
+        self.module, self.rule = copied(module), rule
         self.module.train()
         self.weights = dict(self.module.named_parameters())
         self.steps = 0  # in this round, for a half that lives for one
@@ -203,7 +212,7 @@ Scheme = Callable[[Task, int, nn.Sequential, nn.Sequential, Parts], State]
 
 def train(task: Task, scheme: Scheme) -> nn.Sequential:
     """Rounds of `scheme`, then the global update: FedAvgM where `global_beta` is given, on parameters only."""
-    model = copy.deepcopy(task.model)
+    model = copied(task.model)
     m_g = {name: torch.zeros_like(w) for name, w in model.named_parameters()}
     for n in range(1, task.rounds + 1):
         parts = {j: part(task, j, task.lost.get((n, j))) for j in range(len(task.clients))}

@@ -7,7 +7,6 @@ slot i), one for each client in federated averaging, or a single one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.equal.naive import Batch, Half, State, Task, mean, one_pass
+from tests.equal.naive import Batch, Half, State, Task, copied, mean, one_pass
 from tests.equal.naive_local import Bent, in_one, in_two
 from tests.equal.naive_split import (
     Cycle,
@@ -182,7 +181,7 @@ def train(
 
     The joint model has the mean front of those who ever took part, or with `relay` the one handed on last.
     """
-    first, back = in_two(copy.deepcopy(task.model), task.cut)
+    first, back = in_two(copied(task.model), task.cut)
     passes = {j: one_pass(task, data) for j, data in enumerate(task.clients)}
     people = {
         j: Person(Bent(first, task.rule), len(task.clients[j][0]), batches) for j, batches in passes.items() if batches
@@ -190,7 +189,7 @@ def train(
     world = World(task, people, Bent(back, task.server_rule or task.rule))
     for n in range(1, task.rounds + 1):
         scheme(world, n, [j for j in (cohorts[n - 1] if cohorts else people) if j in people])
-    front = copy.deepcopy(first)
+    front = copied(first)
     met = {j: person for j, person in people.items() if person.participations}
     front.load_state_dict(
         world.latest if relay else mean((person.front.module, person.size) for person in met.values())
@@ -216,6 +215,6 @@ def fedavg(task: Task, cohorts: Sequence[Sequence[int]] | None = None) -> nn.Seq
         average = mean((models[j].module, len(task.clients[j][0])) for j in J)
         for half in models.values():
             half.module.load_state_dict(average)
-    model = copy.deepcopy(task.model)
+    model = copied(task.model)
     model.load_state_dict(average)
     return model

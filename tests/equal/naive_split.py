@@ -6,7 +6,6 @@ starts a round without memory. A scheme that keeps returns the server's half, an
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.equal.naive import Half, Part, Parts, Scheme, State, Task, mean, part
+from tests.equal.naive import Half, Part, Parts, Scheme, State, Task, copied, mean, part
 from tests.equal.naive_local import Bent, Local, averaged, bent_step, in_one, in_two, pair_step
 from tests.equal.naive_updates import parts_of
 
@@ -77,7 +76,7 @@ def merged_batch_sizes(task: Task, devices: Sequence[Device] | None) -> list[int
         for block in task.model.children()
     ]
     O = sum(macs[: task.cut + 1]) / sum(macs)  # noqa: E741
-    probe = in_two(copy.deepcopy(task.model).eval(), task.cut)[0](task.clients[0][0][:1])
+    probe = in_two(copied(task.model).eval(), task.cut)[0](task.clients[0][0][:1])
     S = probe.numel() * 32 / 1000
     u = [3 * device.seconds * O + 2 * S / device.kbps for device in devices]
     speed = sum(1 / u_j for u_j in u)
@@ -267,8 +266,8 @@ def cyclessl(cycle: Cycle, local: Local = None) -> Scheme:
 
 def train_keep(task: Task, scheme: KeepScheme, local: Local = None) -> tuple[nn.Sequential, list[nn.Sequential]]:
     """Rounds in which clients keep their fronts; FedAvgM acts on the server's half. Mean and own models."""
-    first, back = in_two(copy.deepcopy(task.model), task.cut)
-    kept = [copy.deepcopy(first) for _ in task.clients]
+    first, back = in_two(copied(task.model), task.cut)
+    kept = [copied(first) for _ in task.clients]
     m_g = {name: torch.zeros_like(w) for name, w in back.named_parameters()}
     took_part: dict[int, Part] = {}
     for n in range(1, task.rounds + 1):
@@ -284,6 +283,6 @@ def train_keep(task: Task, scheme: KeepScheme, local: Local = None) -> tuple[nn.
         back.load_state_dict(server)
         for j, front in fronts.items():
             kept[j] = front.module
-    average = copy.deepcopy(first)
+    average = copied(first)
     average.load_state_dict(mean((kept[j], p.size) for j, p in took_part.items()))
     return in_one(average, back), [in_one(front, back) for front in kept]

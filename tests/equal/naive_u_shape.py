@@ -10,7 +10,6 @@ ends are averaged at the end of the round (sync), kept, or passed on (relay).
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.equal.naive import Batch, Part, State, Task, mean, one_pass, part
+from tests.equal.naive import Batch, Part, State, Task, copied, mean, one_pass, part
 from tests.equal.naive_cyclesl import Person, World, synchronise
 from tests.equal.naive_local import Bent, Local, bent_step
 from tests.equal.naive_split import active_at, common_gradient, longest
@@ -300,7 +299,7 @@ def _parts(task: Turned, scheme: Scheme, n: int) -> Parts:
 
 def train(task: Turned, scheme: Scheme) -> Outcome:
     """Rounds of `scheme`, then FedAvgM where `global_beta` is given: on parameters only, and not on what is kept."""
-    shared, middle = in_turn(copy.deepcopy(task.model), task.cut)
+    shared, middle = in_turn(copied(task.model), task.cut)
     kept, met = [shared for _ in task.clients], dict[int, int]()
     m_g = {name: torch.zeros_like(w) for half in (shared, middle) for name, w in half.named_parameters()}
     for n in range(1, task.rounds + 1):
@@ -324,7 +323,7 @@ def train(task: Turned, scheme: Scheme) -> Outcome:
             half.load_state_dict({name: W.get(name, value) for name, value in half.state_dict().items()})
     if scheme.carry != "keep":
         return in_order(shared, middle), []
-    average = copy.deepcopy(shared)  # which those have who never took part
+    average = copied(shared)  # which those have who never took part
     average.load_state_dict(mean((kept[j], size) for j, size in sorted(met.items())))
     return in_order(average, middle), [in_order(mine, middle) for mine in kept]
 
@@ -369,7 +368,7 @@ def onward_sequence(relay: bool) -> RoundOf:
 
 def train_onward(task: Turned, scheme: RoundOf, relay: bool = False) -> Outcome:
     """The joint model has the mean ends of those who ever took part, or with `relay` those handed on last."""
-    first, middle = in_turn(copy.deepcopy(task.model), task.cut)
+    first, middle = in_turn(copied(task.model), task.cut)
     passes = {j: one_pass(task, data) for j, data in enumerate(task.clients)}
     people = {
         j: Person(Bent(first, task.rule), len(task.clients[j][0]), batches) for j, batches in passes.items() if batches
@@ -379,7 +378,7 @@ def train_onward(task: Turned, scheme: RoundOf, relay: bool = False) -> Outcome:
         scheme(world, n, [j for j in (task.cohorts[n - 1] if task.cohorts else people) if j in people])
     own = [people[j].front.module if j in people else first for j in range(len(task.clients))]
     met = [(person.front.module, person.size) for person in people.values() if person.participations]
-    joint = copy.deepcopy(first)
+    joint = copied(first)
     joint.load_state_dict(world.latest if relay else mean(met))
     middle = world.server.module
     return in_order(joint, middle), [in_order(mine, middle) for mine in own]

@@ -8,7 +8,6 @@ FedNAG  clients run NAG (or Adam); weights and moments are averaged, and the nex
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.equal.naive import Half, Moments, Part, Parts, Scheme, State, Task, mean, part
+from tests.equal.naive import Half, Moments, Part, Parts, Scheme, State, Task, copied, mean, part
 from tests.equal.naive_local import in_two
 
 
@@ -75,7 +74,7 @@ def parts_of(task: Task, uniform: bool = False) -> Parts:
 
 def train(task: Task, update: SlowMo | FedNAG, scheme: Scheme | None = None) -> nn.Sequential:
     """Rounds of `scheme`, or of plain federated averaging, each followed by the update."""
-    model, memory = copy.deepcopy(task.model), None
+    model, memory = copied(task.model), None
     u = {name: torch.zeros_like(w) for name, w in model.named_parameters()}
     if isinstance(update, FedNAG) and task.rule.kind == "sgd":
         task = replace(task, rule=replace(task.rule, kind="nag"))

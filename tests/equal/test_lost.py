@@ -6,7 +6,6 @@ average; what it gave before (momentum, steps of a shared server model, averages
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -17,7 +16,7 @@ from torch import nn
 import cutlayer as cl
 from tests.clients.faulty import REPORT, Fault, FaultyCohort
 from tests.equal import naive
-from tests.equal.naive import Task, difference
+from tests.equal.naive import Task, copied, difference
 from tests.equal.test_schemes import EXACT, OPTIMIZERS, SCHEMES, arguments, library, task_of
 
 # The five clients of the task take 2, 4, 6, 10 and 0 steps: two epochs of 1, 2, 3, 5 and 0.
@@ -44,7 +43,7 @@ def disturbed(
     """The library's run of a task, and the cohort that disturbs it."""
     plain = cl.rounds(task.model, task.clients, **arguments(task, scheme, optimizer))
     cohort = FaultyCohort(plain.setup.cohort, faults, reorder)
-    return cl.Run(copy.deepcopy(task.model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None), cohort
+    return cl.Run(copied(task.model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None), cohort
 
 
 def answer(task: Task, scheme: Any, optimizer: Any, faults: Sequence[Fault], reorder: int | None = None) -> nn.Module:

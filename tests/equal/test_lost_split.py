@@ -7,7 +7,6 @@ last client that reported.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -21,7 +20,7 @@ import cutlayer as cl
 from tests.clients.faulty import REPORT, Fault, FaultyCohort
 from tests.equal import naive
 from tests.equal.compare import curved_model
-from tests.equal.naive import Half, Parts, State, Task, difference, part
+from tests.equal.naive import Half, Parts, State, Task, copied, difference, part
 from tests.equal.naive_local import Bent, in_one, in_two
 from tests.equal.naive_split import Cycle, client_step, common_gradient, frozen_gradient, server_phase
 from tests.equal.test_lost import LOSSES, REPORTS, Lost, gone, losing
@@ -36,7 +35,7 @@ def disturbed(task: Task, scheme: Any, faults: Sequence[Fault], reorder: int | N
     ours = next(ours for ours, rule in OPTIMIZERS.values() if rule == task.rule)
     plain = cl.rounds(task.model, task.clients, **arguments(task, scheme, ours) | more)
     cohort = FaultyCohort(plain.setup.cohort, faults, reorder)
-    run = cl.Run(copy.deepcopy(task.model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None)
+    run = cl.Run(copied(task.model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None)
     records = list(run)
     assert len(records) == task.rounds and cohort.unfired == []
     lost = {fault.client for fault in faults if fault.kind in ("drop", "delay")}
@@ -72,8 +71,8 @@ def keeping(share: float | None) -> Callable[[Task], Outcome]:
     """PSL, and with a share SGLR: the first clients of the round, lost or not, are those with one common gradient."""
 
     def train(task: Task) -> Outcome:
-        first, back = in_two(copy.deepcopy(task.model), task.cut)
-        kept = [copy.deepcopy(first) for _ in task.clients]
+        first, back = in_two(copied(task.model), task.cut)
+        kept = [copied(first) for _ in task.clients]
         met: dict[int, int] = {}
         begin = [j for j in range(len(task.clients)) if part(task, j, None).steps]
         for n in range(1, task.rounds + 1):
@@ -95,7 +94,7 @@ def keeping(share: float | None) -> Callable[[Task], Outcome]:
             back.load_state_dict(reported({**backs}, parts))
             for j in (j for j, p in parts.items() if p.reported):
                 kept[j], met[j] = fronts[j].module, parts[j].size
-        average = copy.deepcopy(first)
+        average = copied(first)
         average.load_state_dict(naive.mean((kept[j], size) for j, size in sorted(met.items())))
         return in_one(average, back), [in_one(mine, back) for mine in kept]
 
@@ -104,7 +103,7 @@ def keeping(share: float | None) -> Callable[[Task], Outcome]:
 
 def mergesfl(task: Task) -> Outcome:
     """The rows that arrive at a step are one batch; fronts count by their batch size."""
-    model = copy.deepcopy(task.model)
+    model = copied(task.model)
     for n in range(1, task.rounds + 1):
         front, back = in_two(model, task.cut)
         parts = opened(task, n, lambda size: min(task.batch_size, size))
@@ -128,7 +127,7 @@ def mergesfl(task: Task) -> Outcome:
 
 def cyclesfl(task: Task) -> Outcome:
     """The server learns from the features that arrive, and judges those; what it has learned from a client stays."""
-    model, cycle = copy.deepcopy(task.model), Cycle()
+    model, cycle = copied(task.model), Cycle()
     for n in range(1, task.rounds + 1):
         front, back = in_two(model, task.cut)
         parts = opened(task, n)
@@ -149,7 +148,7 @@ def relayed(cycle: Cycle | None) -> Callable[[Task], Outcome]:
     """SSL, CycleSSL: the server keeps a lost client's steps, the next client gets the front of the one before it."""
 
     def train(task: Task) -> Outcome:
-        model = copy.deepcopy(task.model)
+        model = copied(task.model)
         for n in range(1, task.rounds + 1):
             latest, back = in_two(model, task.cut)
             server = Bent(back, task.rule)
@@ -231,7 +230,7 @@ def test_a_round_without_a_client_left_leaves_no_trace(scheme: str) -> None:
     task = task_of(OPTIMIZERS["sgdm"][1])
     plain = cl.rounds(task.model, task.clients, **arguments(task, scheme, OPTIMIZERS["sgdm"][0]))
     setup = dataclasses.replace(plain.setup, cohort=FaultyCohort(plain.setup.cohort, gone(everybody)))
-    run = cl.Run(copy.deepcopy(task.model), setup, plain.state, None)
+    run = cl.Run(copied(task.model), setup, plain.state, None)
     next(run)
     before = run.state
     with pytest.raises(cl.RoundAbandoned):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 import cutlayer as cl
 from tests.equal import compare, naive
 from tests.equal.compare import EXACT
-from tests.equal.naive import Rule, Scheme, Task, difference, small_clients, small_model
+from tests.equal.naive import Rule, Scheme, Task, copied, difference, small_clients, small_model
 
 CUT = 1
 OPTIMIZERS = {
@@ -65,7 +64,7 @@ def arguments(task: Task, scheme: Any, optimizer: Any, server_optimizer: Any = N
 
 def library(task: Task, scheme: Any, optimizer: Any, server_optimizer: Any = None) -> nn.Module:
     """The library's answer to a task."""
-    before = copy.deepcopy(task.model)
+    before = copied(task.model)
     result = cl.train(task.model, task.clients, **arguments(task, scheme, optimizer, server_optimizer))
     assert difference(task.model, before) == 0, "train must not touch the caller's model"
     assert [record.n for record in result.history] == list(range(1, task.rounds + 1))

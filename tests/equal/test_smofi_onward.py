@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
-from tests.equal.naive import difference
+from tests.equal.naive import copied, difference
 
 ETA, BETA, DECAY, B, STEPS = 0.1, 0.9, 0.01, 4, 2
 SIZES = (16, 24, 20)
@@ -33,7 +31,7 @@ def restated(rounds: int, nesterov: bool) -> nn.Sequential:
     fronts = [[torch.zeros_like(w) for w in whole[0].parameters()] for _ in SIZES]  # the clients' own momenta
     m_bar = [torch.zeros_like(w) for w in whole[1].parameters()]
     for n in range(rounds):
-        copies = [copy.deepcopy(whole) for _ in SIZES]
+        copies = [copied(whole) for _ in SIZES]
         for k in range(n * STEPS, (n + 1) * STEPS):
             fresh = []
             for mine, (x, y), own in zip(copies, clients, fronts, strict=True):

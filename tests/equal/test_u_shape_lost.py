@@ -6,7 +6,6 @@ halves is averaged. What it gave before stays, and where the middle is one for a
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -18,7 +17,7 @@ import cutlayer as cl
 from tests.clients.faulty import REPORT, Fault, FaultyCohort, What
 from tests.equal import naive_u_shape
 from tests.equal.compare import EXACT, OPTIMIZERS
-from tests.equal.naive import difference, small_clients
+from tests.equal.naive import copied, difference, small_clients
 from tests.equal.naive_u_shape import Turned
 from tests.equal.test_u_shape import EVERY, LOCALS, SCHEMES, task_of
 
@@ -62,7 +61,7 @@ def started(
     }
     plain = cl.rounds(task.model, task.clients, **given | more)
     cohort = FaultyCohort(plain.setup.cohort, faults, reorder)
-    return cl.Run(copy.deepcopy(task.model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None), cohort
+    return cl.Run(copied(task.model), dataclasses.replace(plain.setup, cohort=cohort), plain.state, None), cohort
 
 
 def disturbed(
