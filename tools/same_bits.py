@@ -140,7 +140,8 @@ def digests(models: list[nn.Module], history: list[cl.Round]) -> dict[str, str]:
     for model in models:
         for tensor in model.state_dict().values():
             weights.update(tensor.detach().contiguous().numpy().tobytes())
-    journal = [{name: value for name, value in asdict(r).items() if name not in ("seconds", "more")} for r in history]
+    aside = ("seconds", "more", "detail")  # not in the journal, or a matter of the clock
+    journal = [{name: value for name, value in asdict(r).items() if name not in aside} for r in history]
     return {
         "weights": weights.hexdigest(),
         "journal": hashlib.sha256(json.dumps(journal, sort_keys=True).encode()).hexdigest(),
