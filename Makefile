@@ -21,8 +21,10 @@ demo: .venv/installed
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet
+	@mkdir -p build
+	@echo "$(BIN)/mypy, beside the tests" && { $(BIN)/mypy >build/mypy.log 2>&1 & types=$$!; \
+	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet; tests=$$?; \
+	wait $$types; typed=$$?; cat build/mypy.log; exit $$((tests + typed)); }
 
 test-extras: build/extras/installed
 	build/extras/bin/pytest --numprocesses auto --quiet -m extras

@@ -6,7 +6,6 @@ test that started it (pytest-timeout ends that), the test before the process tha
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -67,12 +66,6 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")  # its controller ends it
     waits = config.getoption("dist", "no") != "no" and not worker
     config.pluginmanager.register(Guard(seconds, waits, last=not worker), "cutlayer-guard")
-
-
-def pytest_collection_finish() -> None:
-    """Keep thousands of collected tests out of every later garbage collection."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers() -> int:

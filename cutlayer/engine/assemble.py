@@ -32,10 +32,10 @@ from cutlayer.engine.validate import Parts, refuse_senseless
 from cutlayer.errors import ContractError, NoEffect, expect
 from cutlayer.nn.blocks import as_blocks
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, block_names, blocks_of, crossings, cut_range, device_of, has_blocks, refuse_shared
+from cutlayer.nn.cut import Layout, block_names, blocks_of, cut_range, device_of, has_blocks, refuse_shared
 from cutlayer.nn.flat import Style, half
 from cutlayer.nn.macs import Shape
-from cutlayer.nn.nested import each, tensors
+from cutlayer.nn.nested import tensors
 from cutlayer.optim.local import joint
 from cutlayer.optim.update import buffers_of
 from cutlayer.processes.cohort import OwnParts, RankCohort
@@ -104,9 +104,8 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     data = _data(clients, test, start.W.w.dtype, schedule)
     cores = backend.cores()
     with one_thread():
-        shape, classes = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
+        shape, classes, names = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
         x, y = inputs.example(data.trains, on)
-        names = crossings(model, each(x, lambda t: t.to(device_of([model]))), *cuts)
         subject = Subject(model, layout, cuts, options.loss, on, start.W, offsets, x, y, names)
         threads = cores if options.threads is None else options.threads
         together, auto = parts.scheme.traits.order != "one_by_one", options.autocast is not None

@@ -15,7 +15,7 @@ from cutlayer.core.randomness import OwnRandomness, Randomness
 from cutlayer.core.threads import Workers
 from cutlayer.engine.subject import Subject
 from cutlayer.errors import expect, is_whole, unknown
-from cutlayer.nn.cut import blocks_of
+from cutlayer.nn.cut import checked_blocks
 from cutlayer.nn.flat import half
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import Inputs, each, parted
@@ -90,7 +90,7 @@ def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch
 
 def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> tuple[Randomness, bool]:
     """Return `randomness`, and whether the loss draws random numbers."""
-    whole = half(model, range(len(blocks_of(model))), device)
+    whole = half(model, range(len(checked_blocks(model))), device)
     with torch.no_grad():
         with OwnRandomness() as drawn:
             out, _ = parted(whole(each(x, torch.clone), whole.views(whole.read())))

@@ -22,7 +22,7 @@ from cutlayer.data.source import Source, source
 from cutlayer.data.stream import Stream
 from cutlayer.data.views import Population
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
-from cutlayer.nn.cut import blocks_of, device_of, probe
+from cutlayer.nn.cut import checked_blocks, device_of, probe
 from cutlayer.nn.macs import Shape, shape_of
 from cutlayer.nn.nested import Inputs, describe, each, kind, ordered, tensors
 from cutlayer.registry import PROFILES
@@ -107,14 +107,15 @@ def probed(
     trains: Sequence[Source],
     tests: Sequence[Source],
     loss: Loss,
-) -> tuple[Shape, int | None]:
+) -> tuple[Shape, int | None, Mapping[int, Sequence[str]]]:
     """Pass two rows of each kind through model and loss, for a clear error where they do not fit.
 
-    Return the MACs and output sizes of the blocks, and the number of classes (None: labels are not classes).
+    Return the MACs and output sizes of the blocks, the number of classes (None: labels are not classes), and the names
+    of the tensors that cross each cut, where there are several.
     """
     sizes = sorted(set(sizes_of(trains)) - {0})
     expect(len(sizes) > 0, "clients", f"{len(trains)} without a sample", "at least one client with samples")
-    device = device_of(blocks_of(model))
+    device = device_of(checked_blocks(model))
     smallest = min((schedule.smallest(size) for size in sizes if schedule.per_epoch(size)), default=2)
     found: int | None = None
     seen: dict[object, Shape] = {}
@@ -127,7 +128,7 @@ def probed(
         if what in seen:
             continue
         try:
-            out = probe(model, x, *cuts, tail)
+            out, names = probe(model, x, *cuts, tail)
             found = classes(loss, out)
             if found is not None:
                 s.expect_classes(found)
@@ -147,7 +148,7 @@ def probed(
         for group in (trains, tests):
             for s in [group.everybody()] if isinstance(group, Population) else group:
                 s.expect_classes(found)
-    return next(iter(seen.values())).folded(tail), found
+    return next(iter(seen.values())).folded(tail), found, names
 
 
 def classes(loss: Loss, outputs: Tensor) -> int | None:

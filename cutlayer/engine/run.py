@@ -16,7 +16,7 @@ from cutlayer.engine.records import Global, Round, counted
 from cutlayer.engine.setup import Setup
 from cutlayer.errors import RoundAbandoned
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, blocks_of, device_of, unwrapped
+from cutlayer.nn.cut import Layout, checked_blocks, device_of, unwrapped
 from cutlayer.nn.flat import Half, Vectors
 
 
@@ -156,7 +156,7 @@ def with_weights(model: nn.Module, layout: Layout, W: Vectors) -> nn.Module:
 
 def whole_of(model: nn.Module, layout: Layout) -> Half:
     """Return all blocks of a model as one half, which shares its weights."""
-    blocks = blocks_of(model)
+    blocks = checked_blocks(model)
     return Half([blocks[index] for index in layout.whole], device_of(blocks))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,13 @@ def block_names(model: nn.Module) -> list[list[str]]:
     return [[by_id.get(id(block), str(index))] for index, block in enumerate(blocks_of(model))]
 
 
+def checked_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of a model that `blocks_of` has checked, or of a copy of it, in order."""
+    return list(model if isinstance(model, nn.Sequential) else cast(Iterable[nn.Module], model.blocks))
+
+
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model, in order."""
+    """The blocks of a model, in order; refuse a model that has none, or parameters outside them."""
     given = model if isinstance(model, nn.Sequential) else getattr(model, "blocks", None)
     if not isinstance(given, Iterable):
         raise ContractError(
@@ -180,27 +185,36 @@ def joined(front: nn.Sequential, back: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(*front, *back)
 
 
+class Probed(NamedTuple):
+    """A model's output on a few rows, and the names of the tensors that cross each cut, where there are several."""
+
+    out: Tensor
+    crossings: dict[int, tuple[str, ...]]
+
+
 @torch.no_grad()
-def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Tensor:
-    """Return the output on a few rows in inference mode; refuse a model that a cut in lo..hi would change or break."""
-    mine = twin(model).eval()
+def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Probed:
+    """Try a few rows in inference mode; refuse a model that a cut in lo..hi would change or break."""
+    mine, names = twin(model).eval(), dict[int, tuple[str, ...]]()
     with OwnRandomness():
-        whole = mine(each(x, torch.clone))
+        whole = None if type(mine) is nn.Sequential else mine(each(x, torch.clone))
     with OwnRandomness():
         out: Any = each(x, torch.clone)
-        blocks = blocks_of(mine)
+        blocks = checked_blocks(mine)
         for index, block in enumerate(blocks):
             out = block(out)
             if lo <= index <= hi:
                 _crosses(index, out, length(x))
                 _one_gradient(index, out, blocks, x)
+                names |= {index: tuple(map(str, out))} if isinstance(out, dict) else {}
             elif tail and index == len(blocks) - tail - 1 and not _floating(out):
                 raise ContractError(f"cut = {index}: block {index} gives {_kind(out)}, expected one floating tensor")
+    whole = out if type(mine) is nn.Sequential else whole  # its forward is its blocks in order
     if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:
         raise ContractError("model: expected one tensor out of the last block, the same as out of the model")
     if not torch.allclose(whole, out, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ContractError("model: its forward is not its blocks applied in order, so a cut would change it")
-    return whole
+    return Probed(whole, names)
 
 
 def _crosses(index: int, out: Any, rows: int) -> None:
@@ -234,16 +248,3 @@ def _floating(out: Any) -> bool:
 
 def _kind(out: Any) -> str:
     return str(out.dtype) if isinstance(out, Tensor) else type(out).__name__
-
-
-@torch.no_grad()
-def crossings(model: nn.Module, x: Inputs, lo: int, hi: int) -> dict[int, tuple[str, ...]]:
-    """Return the names of the tensors that cross each cut in lo..hi, where there are several."""
-    found: dict[int, tuple[str, ...]] = {}
-    out: Any = each(x, torch.clone)
-    with OwnRandomness():
-        for index, block in enumerate(blocks_of(twin(model).eval())[: hi + 1]):
-            out = block(out)
-            if index >= lo and isinstance(out, dict):
-                found[index] = tuple(map(str, out))
-    return found

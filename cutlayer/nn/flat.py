@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from cutlayer.core.randomness import Randomness
 from cutlayer.errors import ContractError, expect
 from cutlayer.nn.copies import twins
-from cutlayer.nn.cut import blocks_of, in_order
+from cutlayer.nn.cut import checked_blocks, in_order
 from cutlayer.nn.nested import Inputs, each
 
 FEW = 16  # input channels; fewer are not safe: 2 to 7 were seen to fail
@@ -308,7 +308,7 @@ def half(model: nn.Module, which: Sequence[int], device: torch.device, style: St
     It has separate modules, in training mode; the model itself is their template and must not be run. Consecutive
     blocks are one stage. The vectors have the dtypes of the whole model.
     """
-    blocks = blocks_of(model)
+    blocks = checked_blocks(model)
     template = [blocks[index] for index in which]
     stages: list[list[int]] = []
     for index in sorted(which):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import blocks_of
+from cutlayer.nn.cut import checked_blocks
 from cutlayer.nn.nested import Inputs, each, length, parted
 
 TRAINING = 3  # forward 1, backward 2
@@ -63,7 +63,7 @@ def shape_of(model: nn.Module, x: Inputs) -> Shape:
     """Measure the blocks' costs and output sizes on the rows `x` in training mode."""
     counts, elements, rows = [], [], length(x)
     with OwnRandomness():
-        for block in blocks_of(twin(model).train()):
+        for block in checked_blocks(twin(model).train()):
             with _Counter() as counter, torch.enable_grad():
                 recurrent = _Recurrent(block, counter)
                 x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)

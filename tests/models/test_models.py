@@ -39,7 +39,7 @@ def test_output_and_blocks(name: str, shape: tuple[int, ...]) -> None:
             MODELS[name].make(shape, 7)
         return
     model = MODELS[name].make(shape, 7)
-    assert probe(model, example(model, shape, rows=3), 0, len(model) - 2).shape == (3, 7)
+    assert probe(model, example(model, shape, rows=3), 0, len(model) - 2).out.shape == (3, 7)
     assert len(model) == BLOCKS[name]
 
 

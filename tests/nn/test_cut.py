@@ -222,7 +222,7 @@ def test_gradients_across_the_cut(given: tuple[nn.Sequential, tuple[int, ...]]) 
             assert torch.equal(torch.cat([getattr(r, kind)[0] for r in rows]), getattr(whole.read(), kind))
 
 
-@settings(quick, max_examples=20)
+@settings(quick, max_examples=12)
 @given(models())
 def test_training_equals_the_uncut_model(given: tuple[nn.Sequential, tuple[int, ...]]) -> None:
     """Two rounds of three unequal clients, with momentum and weight decay, at every cut; frozen layers stay."""

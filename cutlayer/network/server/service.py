@@ -81,7 +81,7 @@ class Service:
         x, y = inputs.example([rows], on)
         randomness = backends.randomness(model, x, y, self.loss, on)
         with torch.no_grad():
-            outputs = probe(model, x, *cuts, self.layout.tail)
+            outputs, _ = probe(model, x, *cuts, self.layout.tail)
         classes = inputs.classes(self.loss, outputs)
         contract = agreed(model, cuts, self.layout, rows, classes, on)
         self.welcome = Welcome(
