@@ -111,6 +111,12 @@ def test_images_and_dropout(tmp_path: Path) -> None:
     check(tmp_path, nn.Sequential(front, back), data, scheme="smofi")
 
 
+def test_a_plan_with_rates_for_many_steps(tmp_path: Path) -> None:
+    """They take more bytes than the tiny front."""
+    many: dict[str, Any] = {"local_steps": 800, "batch_size": 2, "rounds": 1, "lr_schedule": lambda n, k: 1 / (1 + k)}
+    check(tmp_path, data=rows((2, 2)), memory=True, **many)
+
+
 def test_a_scheme_from_outside(tmp_path: Path) -> None:
     check(tmp_path, scheme=median())
 

@@ -60,9 +60,10 @@ class ClientSession:
     @property
     def limit(self) -> int:
         """Bytes of the longest frame that the server may send now."""
+        rates = 8 * self.limits.steps  # a plan may state one for every step
         if self.plan is None:
-            return max(self.contract.longest(L, 0) for L in self.contract.sizes)
-        return self.contract.longest(self.plan.cut, self.plan.schedule.batch_size)
+            return rates + max(self.contract.longest(L, 0) for L in self.contract.sizes)
+        return rates + self.contract.longest(self.plan.cut, self.plan.schedule.batch_size)
 
     def anew(self) -> None:
         """Forget the round under way, after the stream has broken. The next plan may be of any round and attempt."""
