@@ -88,7 +88,7 @@ class Config(BaseModel):
         1.0, description="clients per round: a rate above 0 and up to 1 (0.2), or a number (6)"
     )
     batch_size: int = Field(32, description="samples per batch, at least 1")
-    accumulate: int = Field(1, ge=1, description="batches per optimizer step, whose gradients are averaged, at least 1")
+    accumulate: int = Field(1, description="batches per optimizer step, whose gradients are averaged, at least 1")
     local_epochs: int = Field(5, description="passes over a client's data per round, at least 1")
     local_steps: int | None = Field(None, description="steps per round instead of epochs, at least 1")
     last_batch: Literal["drop", "keep"] = Field("drop", description="what to do with an incomplete batch")
