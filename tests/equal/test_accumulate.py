@@ -151,6 +151,70 @@ def test_the_cycle_trains_its_server_on_every_micro_batch_and_its_clients_on_all
     assert difference(ours, model) <= EXACT
 
 
+LR, PLAIN = 0.1, cl.SGD(lr=0.1, momentum=0.0, weight_decay=0.0)
+
+
+def gradients(loss: Tensor, half: nn.Module, n: int) -> list[Tensor]:
+    """n times the gradient of a half."""
+    return [n * g for g in torch.autograd.grad(loss, list(half.parameters()), retain_graph=True)]
+
+
+def stepped(half: nn.Module, sums: list[list[Tensor]], n: int) -> None:
+    """A step on the mean of n samples."""
+    with torch.no_grad():
+        for p, *same in zip(half.parameters(), *sums, strict=True):
+            p -= LR * sum(same) / n
+
+
+def test_one_server_that_serves_micro_batches_in_turn() -> None:
+    """SFLV2 step by step: a client's later micro-batches see a server that others have moved."""
+    clients = small_clients((12, 12))
+    given: dict[str, Any] = {"batch_size": 2, "accumulate": 3, "local_epochs": 1, "rounds": 1, "shuffle": False}
+    ours = cl.train(net(), clients, cut=1, scheme=cl.SFLV2(order="step"), optimizer=PLAIN, **given).model
+    fronts, back = [net()[:2] for _ in clients], net()[2:]
+    for step in range(2):
+        sums: list[Any] = [([], []) for _ in clients]
+        for k in range(3):
+            part = slice(6 * step + 2 * k, 6 * step + 2 * k + 2)
+            for front, (mine, its), (x, y) in zip(fronts, sums, clients, strict=True):
+                loss = functional.cross_entropy(back(front(x[part])), y[part])
+                mine.append(gradients(loss, front, 2))
+                its.append(gradients(loss, back, 2))
+                if k == 2:
+                    stepped(back, its, 6)
+                    stepped(front, mine, 6)
+    mean = [torch.stack([a, b]).mean(0) for a, b in zip(*(f.parameters() for f in fronts), strict=True)]
+    pairs = zip(ours.parameters(), [*mean, *back.parameters()], strict=True)
+    assert max(float((one - other).detach().abs().max()) for one, other in pairs) <= EXACT
+
+
+def test_averaged_gradients_of_micro_batches() -> None:
+    """SGLR: every sample of a micro-batch gets the mean gradient at the cut of all clients' micro-batches."""
+    clients = small_clients((6, 6))
+    given: dict[str, Any] = {"batch_size": 2, "accumulate": 3, "local_epochs": 1, "rounds": 1, "shuffle": False}
+    ours = cl.train(net(), clients, cut=1, scheme=cl.SGLR(share=1.0), optimizer=PLAIN, **given)
+    fronts, backs = [net()[:2] for _ in clients], [net()[2:] for _ in clients]
+    mine: list[Any] = [[] for _ in clients]
+    its: list[Any] = [[] for _ in clients]
+    for k in range(3):
+        part, a, G = slice(2 * k, 2 * k + 2), [], []
+        for j, (x, y) in enumerate(clients):
+            a.append(fronts[j](x[part]))
+            loss = functional.cross_entropy(backs[j](a[j]), y[part])
+            its[j].append(gradients(loss, backs[j], 2))
+            G.append(torch.autograd.grad(loss, a[j], retain_graph=True)[0])
+        g_bar = torch.cat(G).mean(0)  # of clients of one size
+        for j, front in enumerate(fronts):
+            mine[j].append([2 * g for g in torch.autograd.grad(a[j], list(front.parameters()), g_bar.expand_as(a[j]))])
+    for j in range(2):
+        stepped(fronts[j], mine[j], 6)
+        stepped(backs[j], its[j], 6)
+    for j, front in enumerate(fronts):
+        mean = [torch.stack([a, b]).mean(0) for a, b in zip(*(b.parameters() for b in backs), strict=True)]
+        pairs = zip(ours.clients[j].parameters(), [*front.parameters(), *mean], strict=True)
+        assert max(float((one - other).detach().abs().max()) for one, other in pairs) <= EXACT
+
+
 def test_the_batches_of_a_schedule() -> None:
     schedule = BatchSchedule(batch_size=2, epochs=1, shuffle=False, last_batch="keep", accumulate=3)
     found = [(batch.rows.tolist(), batch.last) for batch in schedule.batches(9, 1, 0)]
