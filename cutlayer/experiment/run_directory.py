@@ -5,6 +5,7 @@ model_profile.json   the model's blocks in numbers        checkpoints/      to r
 fronts/              client-17.safetensors: the front of each client that keeps its own, at the end
 model.safetensors, front.*, back.*   at the end           summary.json      the results
 report.html, curves.png              the report           roster.json       remote clients, by number
+detail.jsonl         each round client by client, where asked for (detail_file.py)
 track/               what experiment trackers write
 """
 
@@ -23,6 +24,7 @@ from cutlayer.errors import StoreError
 from cutlayer.experiment.description import HEADER
 
 TRACK = "track"  # what trackers write, and what they call the run
+DETAIL = "detail.jsonl"
 SPILL = ".spill"  # the spill cache of a run under way
 SUMMARY = "summary.json"
 MODELS = ("model.safetensors", "front.safetensors", "back.safetensors")
@@ -30,7 +32,7 @@ _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
         *("checkpoints", "journal.jsonl", SUMMARY, "model_profile.json", "roster.json", ".roster.json"),
-        *(*MODELS, "fronts", TRACK),
+        *(*MODELS, "fronts", TRACK, DETAIL),
         *_REPORT,
     ),
     "compare.toml": ("runs", *_REPORT),

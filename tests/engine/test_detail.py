@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import cutlayer as cl
+from cutlayer.cli.main import main
+from cutlayer.errors import Restored
 from tests.clients.faulty import Fault, FaultyCohort
 from tests.equal.naive import difference, small_clients, small_model
 
@@ -114,7 +116,37 @@ def test_the_side_file_of_an_interrupted_run(tmp_path: Path) -> None:
     one, other = (cl.open(tmp_path / name).detail() for name in ("whole", "broken"))
     assert one == other and one["n"] == [n for n in range(1, 5) for _ in SIZES]
     assert math.isfinite(sum(value for value in one["loss"] if value is not None))
+    for damage in (lambda line: line.replace(b'"n": 2', b'"n": 9'), lambda line: line[:40]):
+        lines = file.read_bytes().splitlines()
+        lines[1] = damage(lines[1])
+        file.write_bytes(b"\n".join(lines) + b"\n")
+        with pytest.raises(cl.StoreError, match=r"detail\.jsonl, line 2: damaged"):
+            cl.open(tmp_path / "broken").detail()
+    with pytest.warns(Restored, match=r"detail\.jsonl, line 2: damaged"):
+        assert list(begun(tmp_path / "broken", detail=True)) == []
+    assert set(cl.open(tmp_path / "broken").detail()["n"]) == {1, 3, 4}
     list(begun(tmp_path / "without"))
     assert cl.open(tmp_path / "without").detail() == {"n": []}
     assert list(begun(tmp_path / "without", detail=True)) == [], "it is the same run, looked at or not"
     assert "detail" not in (tmp_path / "whole" / "journal.jsonl").read_text()
+
+
+def test_a_run_that_is_overwritten_leaves_nothing_behind(tmp_path: Path) -> None:
+    flags = [
+        "run",
+        "--clients",
+        "3",
+        "--train-rows",
+        "60",
+        "--local-epochs",
+        "1",
+        "--quiet",
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    assert main([*flags, "--rounds", "2", "--detail"]) == 0
+    assert set(cl.open(tmp_path / "x").detail()["n"]) == {1, 2}
+    assert main([*flags, "--rounds", "1", "--overwrite", "--detail"]) == 0
+    assert cl.open(tmp_path / "x").detail()["n"] == [1, 1, 1]
+    assert main([*flags, "--rounds", "1", "--overwrite"]) == 0
+    assert cl.open(tmp_path / "x").detail() == {"n": []}
