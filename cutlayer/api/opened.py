@@ -18,15 +18,8 @@ from cutlayer.experiment import checkpoint, description, detail_file, journal, r
 from cutlayer.experiment.model_files import load
 from cutlayer.nn.cut import Layout, blocks_of
 
-LISTS = (
-    "clients",
-    "client_steps",
-    "client_samples",
-    "series",
-    "faults",
-    "more",
-    "detail",
-)  # fields of a round that hold several
+# fields of a round that hold several values
+LISTS = ("clients", "client_steps", "client_samples", "series", "faults", "more", "detail")
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,8 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        return (self.start.nbytes if self.start else 0) + (self.memory.nbytes if self.memory else 0)
+        rates = 0 if self.etas is None else self.etas.nbytes
+        return (self.start.nbytes if self.start else 0) + (self.memory.nbytes if self.memory else 0) + rates
 
 
 @dataclass(frozen=True)

@@ -72,15 +72,15 @@ class Evaluator:
 
     @cached_property
     def whole(self) -> Half:
-        return _still(self._subject.whole())
+        return _for_inference(self._subject.whole())
 
     @cached_property
     def front(self) -> Half:
-        return _still(self._subject.front(self._subject.cuts[0]))
+        return _for_inference(self._subject.front(self._subject.cuts[0]))
 
     @cached_property
     def back(self) -> Half:
-        return _still(self._subject.back(self._subject.cuts[0]))
+        return _for_inference(self._subject.back(self._subject.cuts[0]))
 
     @torch.no_grad()
     def pooled(self, W: Vectors) -> Scores:
@@ -164,7 +164,7 @@ class Evaluator:
         return Outputs(loss * len(y), out.cpu(), y.cpu())
 
 
-def _still(half: Half) -> Half:
+def _for_inference(half: Half) -> Half:
     """Return the half in inference mode."""
     half.train(False)
     return half

@@ -74,11 +74,14 @@ class Setup:
 
     def eta(self, n: int, k: int = 0) -> float:
         """The clients' learning rate in step k of round n."""
-        return rate(self.optimizer, n) * (1.0 if self.lr_schedule is None else self.lr_schedule(n, k))
+        return rate(self.optimizer, n) * self._factor(n, k)
 
     def eta_server(self, n: int, k: int = 0) -> float:
         """The server's learning rate in step k of round n."""
-        return rate(self.server_optimizer, n) * (1.0 if self.lr_schedule is None else self.lr_schedule(n, k))
+        return rate(self.server_optimizer, n) * self._factor(n, k)
+
+    def _factor(self, n: int, k: int) -> float:
+        return 1.0 if self.lr_schedule is None else self.lr_schedule(n, k)
 
     @property
     def by_step(self) -> bool:

@@ -47,6 +47,7 @@ class Named:
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.function, self.name = function, name
+        self.__wrapped__ = function  # whose parameters it has
 
     def __call__(self, *arguments: Any, **more: Any) -> Any:
         return self.function(*arguments, **more)

@@ -63,7 +63,7 @@ def average(
 def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, processes: ProcessGroup) -> float:
     """The mean distance of the rows of all ranks from their center."""
     mine = distances(rows, center, workers)
-    everybodys = [distance for distances in processes.everyones(mine) for distance in distances]
+    everybodys = [distance for some in processes.everyones(mine) for distance in some]
     return math.fsum(everybodys) / len(everybodys)
 
 

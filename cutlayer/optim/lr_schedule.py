@@ -99,20 +99,15 @@ class OfFunction:
 
 
 def as_lr_schedule(given: Any) -> LRSchedule | None:
-    """Return a schedule; a function of one or two parameters becomes one."""
+    """Return a schedule; a function becomes one, by its parameters that have no default: one (n), or two (n, k)."""
     if given is None or hasattr(given, "by_step"):
         made: LRSchedule | None = given
         return made
-    try:
-        inspect.signature(given).bind(1, 0)
-        two = True
-    except TypeError:
-        two = False
-    if not two:
-        try:
-            inspect.signature(given).bind(1)
-        except TypeError as error:
-            raise ContractError(
-                f"lr_schedule = {given}: expected a function of the round, or of the round and the step: {error}"
-            ) from error
-    return OfFunction(given, two)
+    takes = inspect.signature(given).parameters.values()
+    needed = [p for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(needed) not in (1, 2):
+        raise ContractError(
+            f"lr_schedule = {given}: expected a function of the round, or of the round and the step, not of "
+            f"{len(needed)} parameters"
+        )
+    return OfFunction(given, len(needed) == 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,22 @@ def test_by_step_and_by_round_agree(scheme: str) -> None:
     )
     assert difference(by_step, by_round) == 0
     assert difference(by_step, plain) > 1e-4
+
+
+def test_a_functions_parameters_say_what_it_depends_on() -> None:
+    """One with a default is the function's own; `cl.named` keeps the parameters."""
+    clients, given = small_clients((8, 9)), {"cut": 1, "rounds": 2, "batch_size": 4, "local_epochs": 1}
+    plain = cl.train(small_model(), clients, lr_schedule=lambda n: 0.5 / n, **given)
+    for same in (lambda n, base=0.5: base / n, cl.named(lambda n: 0.5 / n, "half"), functools.partial(zagged, 0.5)):
+        assert difference(cl.train(small_model(), clients, lr_schedule=same, **given).model, plain.model) == 0
+    by_step = cl.train(small_model(), clients, lr_schedule=cl.named(zigzag, "zigzag"), **given)
+    assert difference(by_step.model, cl.train(small_model(), clients, lr_schedule=zigzag, **given).model) == 0
+    rates = 8 * sum(by_step.history[0].client_steps)  # a plan states the rate of every step
+    assert by_step.history[0].bytes_down == plain.history[0].bytes_down + rates
+
+
+def zagged(base: float, n: int) -> float:
+    return base / n
 
 
 def test_accumulation_counts_optimizer_steps() -> None:

@@ -28,7 +28,6 @@ from cutlayer.network.protocol.settings import Limits
 from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.cut import Layout
 from cutlayer.nn.flat import Rows, Style, half
-from cutlayer.optim.local import joint
 from cutlayer.optim.memory import Memory
 
 DOWN = ("Plan", "Features", "CutGrad", "Adopt")  # what a server sends in a round
@@ -121,13 +120,13 @@ class ClientSession:
         """Refuse a plan that is beyond the client's limits, or not as agreed."""
         limits, steps = self.limits, plan.schedule.total(len(self.source)) * plan.schedule.accumulate
         rate, batch = f"above 0, to {limits.rate:g} (--limit-rate)", f"at most {limits.batch:,} (--limit-batch)"
-        etas = torch.tensor([plan.eta]) if plan.etas is None else plan.etas
-        whole = plan.etas is None or tuple(etas.shape) == (plan.schedule.total(len(self.source)),)
+        etas, each = plan.etas, (plan.schedule.total(len(self.source)),)
+        listed = etas is None or (tuple(etas.shape) == each and bool(((etas > 0) & (etas <= limits.rate)).all()))
         for what, value, good, expected in (
             ("cut", plan.cut, plan.cut in self.contract.sizes, " or ".join(map(str, self.contract.sizes))),
             ("steps", steps, 1 <= steps <= limits.steps, f"1 to {limits.steps:,} (--limit-steps)"),
             ("rate", plan.eta, math.isfinite(plan.eta) and 0 < plan.eta <= limits.rate, rate),
-            ("rates", tuple(etas.shape), whole and bool(((etas > 0) & (etas <= limits.rate)).all()), f"all {rate}"),
+            ("rates", etas, listed, f"one for each step, {rate}"),
             ("batch", plan.schedule.batch_size, plan.schedule.batch_size <= limits.batch, batch),
             ("noise", plan.noise, math.isfinite(plan.noise) and plan.noise >= 0, "a finite number, at least 0"),
             ("labels", plan.loss is not None, (plan.loss is not None) == bool(self.layout.tail), "as agreed"),
@@ -141,12 +140,10 @@ class ClientSession:
         assert client is not None and plan is not None, "a plan comes first"
         if message.address != client.here():
             return
-        self.contract.check(message, plan, len(client.smashed) if client.waits else 0)
+        self.contract.check(message, plan, len(client.smashed) if client.waits else 0, last=not client.partial)
         if client.waits == isinstance(message, Adopt):
             return
         if isinstance(message, CutGrad):
-            if (message.square is not None) != (joint(plan.local) and not client.partial):
-                raise FrameError("a CutGrad with a squared norm that is not due, or without one that is")
             if self.layout.tail and not client.tail_done:
                 raise FrameError("a gradient before its features")
             message = replace(message, grad=message.grad.to(self.device) if message.grad is not None else None)

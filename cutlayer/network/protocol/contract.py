@@ -91,8 +91,9 @@ class Contract:
             _must(message.samples == samples, f"a report of {message.samples} samples, expected {samples}")
         return message
 
-    def check(self, message: Message, plan: Plan, rows: int = 0) -> None:
-        """Check a message to or from this plan's client. `rows`: the rows of the step's batch (0: not known yet)."""
+    def check(self, message: Message, plan: Plan, rows: int = 0, last: bool = True) -> None:
+        """Check a message to or from this plan's client. `rows`: the rows of the batch under way (0: not known yet);
+        `last`: an optimizer step follows it."""
         match message:
             case Smashed():
                 self._batch(message.a, self.a[plan.cut], plan, 0, "smashed data")
@@ -107,8 +108,8 @@ class Contract:
             case CutGrad():
                 _must(message.grad is not None, "a CutGrad without a gradient")
                 self._batch(cast(Tensor, message.grad), self.a[plan.cut], plan, rows, "a gradient")
-                _must(message.square is None or joint(plan.local), "a CutGrad with a squared norm nobody asked for")
-                due = joint(plan.local) and plan.schedule.accumulate == 1  # otherwise with a step's last batch
+                due = joint(plan.local) and last
+                _must(message.square is None or due, "a CutGrad with a squared norm nobody asked for")
                 _must(message.square is not None or not due, "a CutGrad without its squared norm")
                 self._square(message.square)
             case Square():
