@@ -25,8 +25,8 @@ from torch import Tensor
 
 from cutlayer.core.files import as_path
 from cutlayer.data import partition_file
-from cutlayer.data.held import Partition
 from cutlayer.data.partition import IID, Dirichlet, Natural, QuantitySkew, Shards, generator
+from cutlayer.data.partitioned import Partition
 from cutlayer.errors import ContractError, expect, is_whole
 
 __all__ = ["Partition", "dirichlet", "iid", "load", "natural", "quantity", "shards"]

@@ -19,7 +19,7 @@ from cutlayer.schemes.server import Server
 COLUMNS = ("client", "steps", "samples", "loss", "drift_client", "drift_server", "cosine", "fault")
 
 
-class Look(NamedTuple):
+class Observed(NamedTuple):
     """What one process saw of its clients: plain values by client, so that those of all processes can be combined."""
 
     work: list[list[Any]]  # client, steps, samples, loss
@@ -27,7 +27,7 @@ class Look(NamedTuple):
     notes: list[list[Any]]  # client, which column, value
 
 
-def look(ledger: Ledger, aggregator: Aggregator, server: Server) -> Look:
+def observed(ledger: Ledger, aggregator: Aggregator, server: Server) -> Observed:
     """Return what this process saw of the round."""
     losses: dict[int, list[float]] = {}
     for j, _, loss in ledger.losses:
@@ -35,17 +35,17 @@ def look(ledger: Ledger, aggregator: Aggregator, server: Server) -> Look:
     work = [[j, steps, samples, mean(losses.get(j, ()))] for j, (steps, samples) in ledger.work.items()]
     drifts = [[j, name, value] for name, found in aggregator.distances.items() for j, value in found.items()]
     notes = [[j, what, mean(values)] for (what, j), values in server.notes.items()]
-    return Look(work, drifts, notes)
+    return Observed(work, drifts, notes)
 
 
 def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def columns(looks: Sequence[Sequence[Any]], selected: Sequence[int], lost: Mapping[int, str]) -> Detail:
+def columns(observations: Sequence[Sequence[Any]], selected: Sequence[int], lost: Mapping[int, str]) -> Detail:
     """Combine what all processes saw. `lost`: why clients did not finish."""
     rows: dict[int, dict[str, Any]] = {j: {"steps": 0, "samples": 0} for j in sorted(selected)}
-    for work, drifts, notes in looks:
+    for work, drifts, notes in observations:
         for j, steps, samples, loss in work:
             rows[j] |= {"steps": steps, "samples": samples, "loss": loss}
         for j, name, value in (*drifts, *notes):

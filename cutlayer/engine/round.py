@@ -66,7 +66,7 @@ class Trained(NamedTuple):
     after: Global
     tally: Tally
     drift: tuple[float | None, float | None]  # of the fronts, and of the server halves
-    looks: Sequence[Sequence[Any]] = ()  # what every process saw of its clients, where asked for
+    observations: Sequence[Sequence[Any]] = ()  # what every process saw of its clients, where asked for
 
 
 class Engine:
@@ -145,9 +145,9 @@ class Engine:
         tally = together([Tally(*words) for words in processes.everyones(list(ledger.tally()))])
         tally.check(n, s.rates(n))
         after = aggregator.end()
-        looks = processes.everyones(list(detail.look(ledger, aggregator, server))) if s.detail else ()
+        observations = processes.everyones(list(detail.observed(ledger, aggregator, server))) if s.detail else ()
         server.end()
-        return Trained(planned, after, tally, aggregator.drift, looks)
+        return Trained(planned, after, tally, aggregator.drift, observations)
 
     def _begin(
         self, server: Server, state: Global, planned: RoundPlan, exchange: Exchange, everybody: Sequence[int]
@@ -290,7 +290,7 @@ class Engine:
         return [J[int(i)] for i in rng(s.seed, n, EVERYBODY, "turn").permutation(len(J))]
 
     def _record(self, trained: Trained) -> Round:
-        planned, after, tally, drift, looks = trained
+        planned, after, tally, drift, observations = trained
         s, n, cut = self.setup, after.n, planned.cut
         faults, selected = s.cohort.faults(), list(planned.schedules)
         lost = detail.lost(selected, list(planned.J), tally.clients, faults) if s.detail else {}
@@ -321,7 +321,7 @@ class Engine:
             client_samples=tuple(work[j][1] for j in tally.clients),
             series=series,
             faults=tuple(map(str, faults)),
-            detail=detail.columns(looks, selected, lost) if s.detail else None,
+            detail=detail.columns(observations, selected, lost) if s.detail else None,
         )
         return shared(s.processes, record)
 

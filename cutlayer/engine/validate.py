@@ -8,7 +8,7 @@ from cutlayer.errors import ContractError, unknown
 from cutlayer.optim.local import Local, clips_regularised, joint
 from cutlayer.optim.lr_schedule import LRSchedule
 from cutlayer.optim.optimizer import Optimizer
-from cutlayer.optim.update import SlowMo, Update, buffers_of
+from cutlayer.optim.update import Update, buffers_of
 from cutlayer.schemes.base import Scheme
 
 PROTOCOLS = ("smofi", "cyclesl")
@@ -42,7 +42,8 @@ def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str
         _local(scheme, local, (optimizer, server_optimizer))
     if buffers_of(update) == "average":
         _averaged_memory(scheme, update, optimizer, server_optimizer, protocol)
-    if isinstance(update, SlowMo) and parts.lr_schedule is not None and parts.lr_schedule.by_step:
+    by_step = parts.lr_schedule is not None and parts.lr_schedule.by_step
+    if by_step and getattr(update, "in_units_of_eta", False):
         raise ContractError(
             f"lr_schedule = {parts.lr_schedule}: {update} counts in units of the round's learning rate, and this one "
             "changes within a round; expected a schedule by round"

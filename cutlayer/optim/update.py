@@ -4,7 +4,8 @@ W      the weights before the round        W_bar  the weighted mean of the clien
 eta    the learning rate of the round, a number or (where the two sides differ) one for each weight
 
 `buffers` says what happens to the clients' optimizer memory. "reset": every client starts the next round with empty
-memory; "average": every client starts the next round with the weighted mean.
+memory; "average": every client starts the next round with the weighted mean. `in_units_of_eta`: the update uses eta, so
+there must be one for the whole round.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Buffers = Literal["reset", "average"]
 
 
 class Update(Protocol):
-    """Turns the averaged weights into the new ones. Attributes `buffers`, `weights` and `optimizer` are optional."""
+    """Turns the averaged weights into the new ones. Attributes `buffers`, `weights`, `optimizer` and `in_units_of_eta`
+    are optional."""
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State, eta: Eta) -> Tensor:
         """Return the new weights. `state` belongs to the update; it is kept between rounds and checkpointed."""
@@ -67,6 +69,7 @@ class SlowMo:
 
     lr: float = 1.0
     beta: float = 0.6
+    in_units_of_eta: ClassVar[bool] = True
     buffers: Buffers = "reset"
     weights: Literal["samples", "uniform"] = "samples"
 
