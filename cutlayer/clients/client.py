@@ -32,6 +32,7 @@ from cutlayer.core.threads import Workers
 from cutlayer.data.schedule import Indices, MicroBatch
 from cutlayer.data.source import Source
 from cutlayer.errors import ClientError, CutlayerError
+from cutlayer.nn.cut import takes_beside
 from cutlayer.nn.flat import Rows, differentiate
 from cutlayer.nn.nested import Inputs, ordered, parted
 from cutlayer.optim.accumulate import Accumulated
@@ -176,7 +177,8 @@ class Client:
         seed, drawn = self.plan.schedule.seed, rows.half.style.randomness
         with torch.enable_grad():
             with forward_randomness(drawn, seed, where.round, self.id, where.step, "client"):
-                a, more = parted(rows.forward(self.seat.index, x))
+                self._crossing = rows.forward(self.seat.index, x)
+            a, more = parted(self._crossing)
             return Live(self.noisy(a), y, rows.leaves(self.seat.index), more)
 
     def forward(self) -> Smashed:
@@ -200,9 +202,16 @@ class Client:
         drawn = rows.half.style.randomness
         with torch.enable_grad():
             with forward_randomness(drawn, plan.schedule.seed, where.round, self.id, where.step, "last"):
-                loss = plan.loss(cast(Tensor, rows.forward(j, z.clone(), stage=1)), self._y)
+                loss = plan.loss(cast(Tensor, rows.forward(j, self._behind(z.clone()), stage=1)), self._y)
             (grad,) = differentiate(loss, [rows.leaves(j, 1)], inputs=[z])
         return FeatureGrad(where, grad)
+
+    def _behind(self, z: Tensor) -> Inputs:
+        """What the last block takes: the server's features, and beside them, if it uses them, this client's own masks
+        and positions."""
+        if not takes_beside(self.seat.rows.half.blocks[0]) or isinstance(own := self._crossing, Tensor):
+            return z
+        return dict(zip(own, (z, *(t.detach() for t in parted(own)[1])), strict=True))
 
     @naming
     def backward(self, reply: CutGrad) -> Square | None:

@@ -20,6 +20,7 @@ from cutlayer.core.randomness import OwnRandomness
 from cutlayer.errors import NEAR, ContractError, expect
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Blocks, has_blocks
+from cutlayer.nn.layered import inner, is_layered, layered, refuse_hidden_padding
 from cutlayer.nn.nested import Inputs, each, length
 from cutlayer.nn.program import Operation, Part, Segment, Untraceable, attribute, traced
 
@@ -137,7 +138,8 @@ def blocks(model: nn.Module, at: Sequence[str] | None = None, example: Any = Non
 
     at        the submodules after which a block ends, by name; None: every place where one tensor passes. At a place
               that is named, others may cross beside it, without a gradient: a mask, lengths
-    example   a few rows of inputs: a tensor, or several by the names that the model's forward has for them
+    example   a few rows of inputs: a tensor, or several by the names that the model's forward has for them. A model of
+              transformers needs none: its embeddings are the first block, each layer is one, its head is the last
 
     The blocks compute what the model computes, to the bit, and share its parameters. A trained model is of the model's
     own class again. With `at`, torch.fx traces only what lies around these submodules: one that no cut falls into may
@@ -155,6 +157,9 @@ def blocks(model: nn.Module, at: Sequence[str] | None = None, example: Any = Non
     ['first', 'relu', 'add', 'last']
     """
     expect(isinstance(model, nn.Module), "model", type(model).__name__, "a torch.nn.Module")
+    if is_layered(model):
+        expect(at is None, "at", at, "None: this model has a block for each of its layers")
+        return _layered(model, example)
     x = _example(example)
     expect(at is None or (not isinstance(at, str) and len(at) > 0), "at", at, "a list of names of submodules, or None")
     for name in at or ():
@@ -174,6 +179,20 @@ def blocks(model: nn.Module, at: Sequence[str] | None = None, example: Any = Non
     made = Blocks(model, segments, aliases, whole)
     _refuse_unused(model, segments)
     _equal(made, x if len(x) > 1 or isinstance(example, Mapping) else next(iter(x.values())))
+    return made
+
+
+def _layered(model: nn.Module, example: Inputs | None) -> Blocks:
+    """Return a model of transformers as blocks."""
+    try:
+        made, x = layered(model, example)
+        _equal(made, x)
+        refuse_hidden_padding(made, x)
+    except ContractError:
+        raise
+    except Exception as error:  # a forward may do anything with what it is given
+        words = f"its layers cannot be separated: {type(error).__name__}: {error}"
+        raise ContractError(f"model = {type(inner(model)).__name__}: {words}") from error
     return made
 
 
@@ -305,4 +324,4 @@ def _equal(made: Blocks, x: Inputs) -> None:
             raise ContractError(f"model: its output is a {type(one).__name__}; expected one tensor")
         if not torch.equal(one, other) and not bool((one.isnan() & other.isnan() | (one == other)).all()):
             words = "training" if mode else "inference"
-            raise ContractError(f"model: traced by torch.fx, it computes something else in {words} mode{HINT}")
+            raise ContractError(f"model: in blocks, it computes something else in {words} mode{HINT}")

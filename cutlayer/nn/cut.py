@@ -19,6 +19,7 @@ from cutlayer.core.randomness import OwnRandomness
 from cutlayer.errors import ContractError, expect, is_whole, unknown
 from cutlayer.nn.copies import twin
 from cutlayer.nn.nested import Inputs, each, length
+from cutlayer.nn.state import kind_of, tensors_of
 
 Cut = int | str | tuple[int | str, int | str]
 """One block, by its index or name; or (lo, hi), both included: a new one is drawn every round."""
@@ -140,21 +141,26 @@ def _index(name: str, names: Sequence[Sequence[str]]) -> int:
 
 
 def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
-    """Refuse a parameter or buffer that two parts would share with a cut in lo..hi; the parts are the front, the back,
-    and the tail if there is one."""
+    """Refuse a parameter or buffer that client and server would share with a cut in lo..hi; the last `tail` blocks are
+    the client's. Constants, such as frozen parameters, may be shared."""
     own = unwrapped(model)
     names = {id(t): name for name, t in (*own.named_parameters(), *own.named_buffers())}
-    first: dict[int, int] = {}
+    users: dict[int, list[int]] = {}
     blocks = blocks_of(model)
     for index, block in enumerate(blocks):
-        for tensor in (*block.parameters(), *block.buffers()):
-            owner = first.setdefault(id(tensor), index)
-            apart = owner < index and owner <= hi and index > lo  # a cut c in lo..hi has owner <= c < index
-            if apart or owner < len(blocks) - tail <= index:
+        for module, name, tensor in tensors_of(block):
+            if kind_of(module, name, tensor) is not None:
+                users.setdefault(id(tensor), []).append(index)
+    for number, found in users.items():
+        for cut in range(lo, hi + 1):
+            sides = {index <= cut or index >= len(blocks) - tail for index in found}
+            if len(sides) > 1:
                 where = lo if lo == hi else (lo, hi)
-                shared = f"{names[id(tensor)]!r} is shared by blocks {owner} and {index}"
-                parts = f"on both sides of cut = {where}" if apart else "and the last is a part of its own"
-                raise ContractError(f"model: {shared}, {parts}")
+                raise ContractError(
+                    f"model: {names[number]!r} is shared by blocks {found[0]} and {found[-1]}, on both sides of "
+                    f"cut = {where}; expected it frozen, or both blocks on one side"
+                    + ("" if tail else ' (labels="stay" gives the client the last block too)')
+                )
 
 
 def device_of(blocks: Sequence[nn.Module]) -> torch.device:
@@ -172,11 +178,14 @@ def in_order(blocks: Sequence[nn.Module], x: Inputs) -> Inputs:
 
 
 def halves(model: nn.Module, cut: int | str) -> tuple[nn.Sequential, nn.Sequential]:
-    """Return stand-alone copies of the front (blocks 0..cut) and of the back."""
+    """Return stand-alone copies of the front (blocks 0..cut) and of the back; frozen parameters are not copied."""
     blocks = blocks_of(model)
     lo, hi = cut_range(cut, Layout(len(blocks)), block_names(model))
     refuse_shared(model, lo, hi)
     copies = [twin(nn.Sequential(*part)) for part in (blocks[: lo + 1], blocks[lo + 1 :])]
+    for half in copies:  # each side has its own key-value cache, in which its layers are counted from 0
+        for place, block in enumerate(block for block in half if hasattr(block, "renumber")):
+            cast(Any, block).renumber(place)
     return copies[0], copies[1]
 
 
@@ -207,7 +216,7 @@ def probe(model: nn.Module, x: Inputs, lo: int, hi: int, tail: int = 0) -> Probe
                 _crosses(index, out, length(x))
                 _one_gradient(index, out, blocks, x)
                 names |= {index: tuple(map(str, out))} if isinstance(out, dict) else {}
-            elif tail and index == len(blocks) - tail - 1 and not _floating(out):
+            elif tail and index == len(blocks) - tail - 1 and not (_floating(out) or takes_beside(blocks[-1])):
                 raise ContractError(f"cut = {index}: block {index} gives {_kind(out)}, expected one floating tensor")
     whole = out if type(mine) is nn.Sequential else whole  # its forward is its blocks in order
     if not isinstance(whole, Tensor) or not isinstance(out, Tensor) or whole.shape != out.shape:
@@ -240,6 +249,11 @@ def _one_gradient(index: int, out: Any, blocks: Sequence[nn.Module], x: Inputs) 
             raise ContractError(
                 f"cut = {index}: {name!r} crosses it with a gradient, and so do the activations; expected one of them"
             )
+
+
+def takes_beside(block: nn.Module) -> bool:
+    """Whether the client's last block takes what crossed the cut beside the activations, too."""
+    return bool(getattr(block, "takes_beside", False))
 
 
 def _floating(out: Any) -> bool:

@@ -4,7 +4,8 @@
     b  [e]  the floating buffers (BatchNorm's running statistics)
     i  [c]  the int64 buffers (BatchNorm's batch counters)
 
-Frozen parameters and other buffers are constants: they stay in the blocks and are in no vector.
+Frozen parameters, buffers that are not persistent (so not part of a model's state) and buffers of other types are
+constants: they stay in the blocks and are in no vector.
 Broadcasting is one copy; averaging and momentum are one expression on rows. A vector holds the kernels of a
 convolution in `channels_last` order, so that no step has to reorder them.
 """
@@ -14,20 +15,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from cutlayer.core.randomness import Randomness
-from cutlayer.errors import ContractError, expect
 from cutlayer.nn.copies import twins
 from cutlayer.nn.cut import checked_blocks, in_order
 from cutlayer.nn.nested import Inputs, each
-
-FEW = 16  # input channels; fewer are not safe: 2 to 7 were seen to fail
-Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
+from cutlayer.nn.state import Dtypes, channels_last_is_safe, dtypes_of, kind_of, put, tensors_of
 
 
 class Vectors(NamedTuple):
@@ -76,6 +74,7 @@ class Views(NamedTuple):
     b: list[Tensor]
     i: list[Tensor]
     g: list[Tensor]
+    again: Sequence[tuple[nn.Parameter, Tensor]] = ()  # parameters of two stages: their gradients are added up
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Half:
         self.style = style or Style()
         self.blocks = list(blocks)
         self.stages = stages or [range(len(self.blocks))]
-        if any(t.device != device for block in blocks for _, _, t in _tensors(block)):
+        if any(t.device != device for block in blocks for _, _, t in tensors_of(block)):
             self.blocks = list(nn.Sequential(*blocks).to(device))
         self.device = device
         self.last = channels_last_is_safe(self.blocks) if last is None else last
@@ -116,8 +115,8 @@ class Half:
         self.ends: list[tuple[int, int, int]] = []  # the three offsets at which each block ends
         seen: dict[int, Slot] = {}
         for block in self.blocks:
-            for module, name, tensor in _tensors(block):
-                kind = _kind(tensor)
+            for module, name, tensor in tensors_of(block):
+                kind = kind_of(module, name, tensor)
                 if kind is None:
                     continue
                 slots = self.slots[kind]
@@ -128,7 +127,7 @@ class Half:
                     slots.append(seen[id(tensor)])
                 seen[id(tensor)].places.append((module, name))
             self.ends.append(self.sizes)
-        self.dtypes: Dtypes = dtypes or _dtypes(self.blocks)
+        self.dtypes: Dtypes = dtypes or dtypes_of(self.blocks)
         self._bound: Views | None = None
         self._twins: dict[int, Half] = {threading.get_ident(): self}
         self._template = template
@@ -178,7 +177,7 @@ class Half:
         for kind, slots in zip(tensors, self.slots, strict=True):
             for tensor, slot in zip(kind, slots, strict=True):
                 for module, name in slot.places:
-                    _put(module, name, tensor)
+                    put(module, name, tensor)
         self._bound = views
 
     def unbind(self) -> None:
@@ -196,7 +195,7 @@ class Half:
         out = here.apply(x, stage)
         for tensor, module, name in here.reassigned(views):
             tensor.data.copy_(getattr(module, name).detach())  # .data: other views of the row may await their backward
-            _put(module, name, tensor)
+            put(module, name, tensor)
         return out
 
     def apply(self, x: Inputs, stage: int = 0) -> Inputs:
@@ -209,13 +208,23 @@ class Half:
         return each(out, lambda t: t.to(self.dtypes[0]) if t.is_floating_point() else t)
 
     def leaves(self, views: Views, stage: int) -> Views:
-        """The parameters of a stage, and where their gradients go."""
+        """The parameters of a stage, and where their gradients go. The stages are differentiated last to first; a
+        parameter of two stages has its gradient from the later one already when it comes to the earlier one."""
         if len(self.stages) == 1:
             return views
-        ends = [0, *(end[0] for end in self.ends)]
-        spans = [range(ends[place], ends[place + 1]) for place in self.stages[stage]]
-        mine = [i for i, slot in enumerate(self.slots[0]) if any(slot.start in span for span in spans)]
-        return Views([views.w[i] for i in mine], [], [], [views.g[i] for i in mine])
+        where = self._where
+        mine = [i for i, stages in enumerate(where) if max(stages) == stage]
+        again = [(views.w[i], views.g[i]) for i, stages in enumerate(where) if stage in stages and max(stages) > stage]
+        return Views([views.w[i] for i in mine], [], [], [views.g[i] for i in mine], again)
+
+    @cached_property
+    def _where(self) -> list[set[int]]:
+        """The stages that use each parameter."""
+        inside = [{id(module) for place in places for module in self.blocks[place].modules()} for places in self.stages]
+        return [
+            {stage for stage, modules in enumerate(inside) if any(id(module) in modules for module, _ in slot.places)}
+            for slot in self.slots[0]
+        ]
 
     def reassigned(self, views: Views) -> Iterator[tuple[Tensor, nn.Module, str]]:
         """Yield the bound buffers that a block has replaced instead of writing into them."""
@@ -292,14 +301,17 @@ def differentiate(
 ) -> list[Tensor]:
     """Write the gradients of `out` into the gradient rows of `parts`, replacing what was there; return those of
     `inputs`. `again`: keep the graph for another backward pass."""
-    wanted = [*(leaf for part in parts for leaf in part.w), *inputs]
+    twice = [pair for part in parts for pair in part.again]
+    wanted = [*(leaf for part in parts for leaf in part.w), *(leaf for leaf, _ in twice), *inputs]
     places = [place for part in parts for place in part.g]
     learns = wanted and out.requires_grad  # a front may have no parameters
     found = torch.autograd.grad(out, wanted, grad, again, allow_unused=True) if learns else [None] * len(wanted)
     fresh = [torch.zeros_like(like) if g is None else g for like, g in zip(wanted, found, strict=True)]
     if places:
         torch._foreach_copy_(places, fresh[: len(places)])
-    return fresh[len(places) :]
+    for (_, place), g in zip(twice, fresh[len(places) :], strict=False):
+        place += g
+    return fresh[len(places) + len(twice) :]
 
 
 def half(model: nn.Module, which: Sequence[int], device: torch.device, style: Style | None = None) -> Half:
@@ -315,72 +327,15 @@ def half(model: nn.Module, which: Sequence[int], device: torch.device, style: St
         if index - 1 not in which:
             stages.append([])
         stages[-1].append(list(which).index(index))
-    moves = any(t.device != device for block in template for _, _, t in _tensors(block))
+    moves = any(t.device != device for block in template for _, _, t in tensors_of(block))
     mine = twins(template) if moves else _twin_of(template)
     last = channels_last_is_safe(blocks)
-    made = Half(mine, device, _dtypes(blocks), style, last, None if moves else template, stages)
+    made = Half(mine, device, dtypes_of(blocks), style, last, None if moves else template, stages)
     made.train(True)
     return made
 
 
-def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
-    """Whether the blocks can use channels_last order. If not, the model keeps the plain order.
-
-    Two of torch's channels_last kernels write past the end of their memory (seen in 2.13 on a CPU): that of a strided
-    1x1 convolution of a few channels, and that of GroupNorm if its input needs no gradient.
-    """
-
-    def breaks(module: nn.Module) -> bool:
-        if not isinstance(module, nn.Conv2d):
-            return isinstance(module, nn.GroupNorm)
-        few = module.in_channels // module.groups < FEW
-        return few and max(module.kernel_size) == 1 and max(module.stride) > 1
-
-    return not any(breaks(module) for block in blocks for module in block.modules())
-
-
 def _twin_of(blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Return copies of the blocks that share the tensors to be bound; constants are copied."""
-    return twins(blocks, shared=(t for block in blocks for _, _, t in _tensors(block) if _kind(t) is not None))
-
-
-def _tensors(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for module in block.modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                yield module, name, tensor
-
-
-def _kind(tensor: Tensor) -> int | None:
-    """0: a trainable parameter, 1: a floating buffer, 2: a counter, None: a constant."""
-    if is_lazy(tensor):
-        raise ContractError("model: it has lazy parameters; run one batch through it first")
-    if isinstance(tensor, nn.Parameter):
-        return 0 if tensor.requires_grad else None
-    if tensor.is_floating_point():
-        return 1
-    return 2 if tensor.dtype == torch.int64 else None
-
-
-def _dtypes(blocks: Sequence[nn.Module]) -> Dtypes:
-    """The dtypes of parameters, floating buffers and counters."""
-    tensors = [(_kind(t), t.dtype) for block in blocks for _, _, t in _tensors(block)]
-    w, b, i = ({dtype for kind, dtype in tensors if kind == this} for this in range(3))
-    parameters = _one(w, torch.get_default_dtype())
-    return parameters, _one(b, parameters), _one(i, torch.int64)
-
-
-def _one(found: set[torch.dtype], none: torch.dtype) -> torch.dtype:
-    expect(
-        len(found) <= 1, "model", sorted(map(str, found)), "one dtype for all its parameters, and one for its buffers"
-    )
-    return found.pop() if found else none
-
-
-def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    if type(module).__setattr__ is not nn.Module.__setattr__:
-        setattr(module, name, tensor)  # recurrent layers keep their own list of weights
-    elif name in module._parameters:
-        module._parameters[name] = tensor  # type: ignore[assignment]
-    else:
-        module._buffers[name] = tensor
+    bound = (t for block in blocks for module, name, t in tensors_of(block) if kind_of(module, name, t) is not None)
+    return twins(blocks, shared=bound)

@@ -34,7 +34,7 @@ class Stack:
         self.rows, self._at = rows, slice(which[0], which[-1] + 1)
         assert list(which) == list(range(which[0], which[-1] + 1)), "rows that are no neighbours"
         state = Vectors(rows.w.data[self._at], rows.b[self._at], rows.i[self._at])
-        leaves, b, i, g = rows.half.views(state, rows.g.data[self._at])
+        leaves, b, i, g, _ = rows.half.views(state, rows.g.data[self._at])
         b, i = ([t.clone(memory_format=torch.contiguous_format) for t in kind] for kind in (b, i))
         self.views = Views(leaves, b, i, g)
 

@@ -355,12 +355,39 @@ def test_what_goes_to_the_last_block_has_to_travel() -> None:
     refused("fedavg", "block 2 gives tuple, expected one floating tensor", model)
 
 
-@pytest.mark.parametrize(("with_last", "cut"), [(0, 0), (1, 0), (1, 1), (2, 1)])
-def test_a_parameter_shared_with_the_last_block(with_last: int, cut: int) -> None:
-    """Also with the front, which is the same client's: the last block is a part of its own."""
+def sharing(with_last: int) -> nn.Sequential:
+    torch.manual_seed(3)
     model = nn.Sequential(*(nn.Linear(5, 5, bias=False) for _ in range(4))).double()
     model[3].weight = model[with_last].weight
-    refused("smofi", f"'{with_last}.weight' is shared by blocks {with_last} and 3", model, cut=cut)
+    return model
+
+
+@pytest.mark.parametrize(("with_last", "cut"), [(1, 0), (2, 0), (2, 1)])
+def test_the_server_shares_no_parameter_with_the_last_block(with_last: int, cut: int) -> None:
+    refused("smofi", f"'{with_last}.weight' is shared by blocks {with_last} and 3", sharing(with_last), cut=cut)
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "smofi", "sflv2", "mergesfl"])
+@pytest.mark.parametrize(("with_last", "cut"), [(0, 0), (1, 1)])
+def test_front_and_last_block_share_a_parameter(scheme: str, with_last: int, cut: int) -> None:
+    """Its gradient is the sum over both uses, as in one model that is not cut."""
+    model, draw = sharing(with_last), torch.Generator().manual_seed(4)
+    x, y = torch.randn(12, 5, generator=draw, dtype=torch.float64), torch.randint(0, 5, (12,), generator=draw)
+    sgd = cl.SGD(lr=0.1, momentum=0.9, weight_decay=0.01)
+    options: dict[str, Any] = {"batch_size": 4, "local_epochs": 2, "rounds": 1, "shuffle": False, "optimizer": sgd}
+    result = cl.train(model, [(x, y)], cut=cut, scheme=scheme, labels="stay", **options)
+    plain = sharing(with_last)
+    step = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for start in (0, 4, 8) * 2:
+        step.zero_grad()
+        nn.functional.cross_entropy(plain(x[start : start + 4]), y[start : start + 4]).backward()
+        step.step()
+        if scheme == "sflv2":  # it forgets the server's momentum after each step
+            for index in {1, 2} - {with_last, cut}:
+                step.state[plain[index].weight]["momentum_buffer"].zero_()
+    assert isinstance(result.model, nn.Sequential) and result.model[3].weight is result.model[with_last].weight
+    for found, expected in zip(result.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
 
 
 # ---- Whether all this can fail -----------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
-from cutlayer.nn.flat import channels_last_is_safe, half
+from cutlayer.nn.flat import half
+from cutlayer.nn.state import channels_last_is_safe
 from tests.equal.naive import difference
 
 CPU = torch.device("cpu")
