@@ -76,7 +76,7 @@ def test_packed_documents_do_not_see_each_other() -> None:
 
 
 def test_a_head_that_looks_for_padding() -> None:
-    with pytest.raises(cl.ContractError, match=r"'input_ids' alone; the model's head looks for padding.*attention_mask"):
+    with pytest.raises(cl.ContractError, match=r"'input_ids' alone; the model's head looks for padding.*_mask"):
         cl.blocks(nets.make("llama-classes"), example=nets.inputs("llama", masked=False))
 
 
