@@ -14,6 +14,7 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "models": "",
     "nn": "core",
     "data": "core registry nn",
+    "hf": "core nn data",
     "simulation": "core registry nn",
     "optim": "core nn",
     "clients": "core nn data optim",
@@ -25,7 +26,7 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "network.client": "core nn data optim clients network.transport network.protocol",
     "network.server": "core nn data clients schemes engine network.transport network.protocol",
     "network": "",
-    "experiment": "core registry nn data simulation clients processes engine network.transport network.protocol "
+    "experiment": "core registry nn data hf simulation clients processes engine network.transport network.protocol "
     "network.server",
     "track": "core engine experiment",
     "report": "core nn data simulation engine experiment",

@@ -62,7 +62,7 @@ class RunFolder:
 
         model   the model, or a function that makes it; not needed where `cutlayer run` built it by name
         """
-        file = self.out / run_directory.MODELS[0]
+        file = self.out / ("adapter" if (self.out / "adapter").is_dir() else run_directory.MODELS[0])
         if self.status == "complete" or model is None:
             if not file.exists():
                 raise StoreError(f"{file}: no such file, since the run is {self.status}; model= reads a checkpoint")

@@ -7,6 +7,7 @@ import importlib.util
 from cutlayer.errors import ContractError
 
 EXTRAS = {
+    "hf": ("transformers", "peft", "datasets"),
     "net": ("grpc", "msgspec", "cryptography", "zstandard"),
     "ui": ("starlette", "uvicorn"),
     "metrics": ("prometheus_client",),

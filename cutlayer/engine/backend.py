@@ -20,6 +20,7 @@ from cutlayer.nn.flat import half
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import Inputs, each, parted
 from cutlayer.nn.stacked import SIZE, Loss, unstackable
+from cutlayer.nn.state import constant_buffers
 
 BACKENDS = ("auto", "loop", "stacked")
 # Measured with `cutlayer bench` on two CPU cores: a step this small costs more in calls than in arithmetic.
@@ -91,9 +92,14 @@ def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch
 def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> tuple[Randomness, bool]:
     """Return `randomness`, and whether the loss draws random numbers."""
     whole = half(model, range(len(checked_blocks(model))), device)
+    constants = [(m, name, t, t._version) for block in whole.blocks for m, name, t in constant_buffers(block)]
     with torch.no_grad():
         with OwnRandomness() as drawn:
             out, _ = parted(whole(each(x, torch.clone), whole.views(whole.read())))
+        for module, name, tensor, version in constants:
+            same = getattr(module, name) is tensor and tensor._version == version
+            words = "a persistent one, which is part of the model's state, or one that stays as it is"
+            expect(same, "model: its forward changes the buffer", f"{type(module).__name__}.{name}", words)
         with OwnRandomness() as late:
             loss(out, y)
     return "own" if drawn.used or late.used else "none", late.used

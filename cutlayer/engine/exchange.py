@@ -35,10 +35,11 @@ M = TypeVar("M", bound=Up)
 
 
 class Exchange:
-    """An attempt at round n with a cohort; `fuse`: the clients' momenta go to the session after every step."""
+    """An attempt at round n with a cohort. `fuse`: the clients' momenta go to the session after every step. `returns`:
+    the fronts need gradients; if not, replies go without."""
 
-    def __init__(self, cohort: Cohort, n: int, attempt: int, fuse: bool) -> None:
-        self.cohort, self.n, self.attempt, self.fuse = cohort, n, attempt, fuse
+    def __init__(self, cohort: Cohort, n: int, attempt: int, fuse: bool, returns: bool = True) -> None:
+        self.cohort, self.n, self.attempt, self.fuse, self.returns = cohort, n, attempt, fuse, returns
         self.ledger = Ledger()
         self._silent: set[int] = set()
         self._sent: set[Address] = set()  # the wave's gradients that were sent in the middle of its step
@@ -68,7 +69,7 @@ class Exchange:
         smashed: list[Smashed | Attached] = admit(arrived, due, Smashed, Attached)
         self._silent = set(due) - {message.address.client for message in smashed}
         self._momenta, self._sent = [], set()
-        replies = session.step(wave, cast(list[Smashed], smashed))  # a scheme does not look inside Attached
+        replies = self._needed(session.step(wave, cast(list[Smashed], smashed)))  # nothing looks inside Attached
         if wave.partial:
             replies = [replace(reply, partial=True) for reply in replies]
         if unsent := [reply for reply in replies if reply.address not in self._sent]:
@@ -98,12 +99,16 @@ class Exchange:
         answer is lost."""
         due = {reply.address.client: reply.address for reply in replies}
         self._sent |= set(due.values())
-        arrived = self.cohort.ask(replies) if replies else []
+        arrived = self.cohort.ask(self._needed(replies)) if replies else []
         self._momenta += arrived
         squares = admit(arrived, due, Square)
         self.ledger.up += sum(square.nbytes for square in squares)
         self._silent |= set(due) - {square.address.client for square in squares}
         return {square.address.client: square.value for square in squares}
+
+    def _needed(self, replies: Sequence[CutGrad]) -> list[CutGrad]:
+        """The replies, without gradients that no client needs."""
+        return list(replies) if self.returns else [replace(reply, grad=None, flowed=0) for reply in replies]
 
     def _fuse(self, clients: Sequence[int], taken: Mapping[int, int], session: Fuses) -> None:
         momenta = admit(self._momenta, {j: self._at(j, taken[j]) for j in clients}, Momentum)

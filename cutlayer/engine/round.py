@@ -120,7 +120,7 @@ class Engine:
         mine = list(processes.mine(everybody, s.backend.size))
         groups = blocks(mine, s.group or max(len(mine), 1)) or [[]]
         server = self._server_at(planned.cut)
-        exchange = Exchange(s.cohort, n, planned.attempt, self._traits.fuses_clients)
+        exchange = Exchange(s.cohort, n, planned.attempt, self._traits.fuses_clients, server.half.returns)
         self._begin(server, state, planned, exchange, everybody)
         W_c, _ = state.W.split(s.offsets[planned.cut])
         memory_c, _ = self._shared_memory(state, len(W_c.w))

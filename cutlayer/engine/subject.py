@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cutlayer.clients.messages import Loss
-from cutlayer.nn.cut import Layout
+from cutlayer.nn.cut import Layout, learns
 from cutlayer.nn.flat import Half, Style, Vectors, half
 from cutlayer.nn.nested import Inputs
 
@@ -41,7 +41,7 @@ class Subject:
     def back(self, cut: int, style: Style | None = None) -> Half:
         """Return the server's blocks."""
         made = half(self.model, self.layout.server(cut), self.device, style)
-        made.takes = self.crossings.get(cut, ())
+        made.takes, made.returns = self.crossings.get(cut, ()), learns(self.model, cut)
         return made
 
     def whole(self) -> Half:

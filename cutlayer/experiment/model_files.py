@@ -18,7 +18,8 @@ from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.engine.run import Run
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.description import PROGRAM
-from cutlayer.nn.copies import twin
+from cutlayer.hf import adapters
+from cutlayer.nn.copies import sharing, twin
 from cutlayer.nn.cut import halves, unwrapped
 from cutlayer.registry import MODELS
 
@@ -31,9 +32,9 @@ class Saved:
     shape: Sequence[int]
     classes: int
 
-    def words(self, cut: int, part: str) -> dict[str, str]:
+    def words(self, cut: int, part: str, **more: Any) -> dict[str, str]:
         about = {"model": self.model, "shape": list(self.shape), "classes": self.classes, "cut": cut}
-        return {"cutlayer": json.dumps({**about, "part": part})}
+        return {"cutlayer": json.dumps({**about, "part": part, **more})}
 
 
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
@@ -50,9 +51,12 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
     return cast(nn.Module, model)
 
 
-def save(out: Path, run: Run, saved: Saved) -> str:
-    """Write the model and its halves, and the fronts that clients keep; return a digest of the weights."""
+def save(out: Path, run: Run, saved: Saved) -> dict[str, Any]:
+    """Write the model and its halves, and the fronts that clients keep; return a digest of the weights. Of a model with
+    adapters only these are written."""
     model, cut, stay = run.in_blocks(), run.setup.cuts[0], run.setup.layout.tail > 0
+    if adapters.has_adapters(unwrapped(model)):
+        return _save_adapters(out, run, saved)
     front, back = halves(model, cut)
     kept = run.setup.traits.carry == "keep" and run.setup.cohort.remote
     parts: dict[str, tuple[nn.Module, str]] = {
@@ -65,7 +69,20 @@ def save(out: Path, run: Run, saved: Saved) -> str:
     for file, (module, part) in parts.items():
         sealed.save_model(out / f"{file}.safetensors", module.state_dict(), saved.words(cut, part))
     _save_fronts(out, run, saved)
-    return sealed.digest(next(iter(parts.values()))[0].state_dict())
+    return {"sha256": sealed.digest(next(iter(parts.values()))[0].state_dict())}
+
+
+def _save_adapters(out: Path, run: Run, saved: Saved) -> dict[str, Any]:
+    """Save the adapters of the global model, and those of each client that keeps its front."""
+    own = [j for j in sorted(run.state.participations) if run.state.front(j) is not None]
+    base, cut = adapters.base_of(run.model), run.setup.cuts[0]
+    words = saved.words(cut, adapters.FOLDER, base=base)
+    sha256 = adapters.save(out / adapters.FOLDER, run.model, words)
+    if own:
+        (out / "fronts").mkdir(exist_ok=True)
+    for j in own:
+        adapters.save(out / "fronts" / f"client-{j}", run.personal(j), words)
+    return {"sha256": sha256, "base": base}
 
 
 def _save_fronts(out: Path, run: Run, saved: Saved) -> None:
@@ -86,8 +103,10 @@ def load(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None = N
     client's own `fronts/client-3.safetensors`), ready for inference: `back(front(x))` is `model(x)`.
 
     model   the whole model, or a function that makes it, where it is not one that cutlayer can build by name; for a
-            part of it, in blocks (`cl.blocks`)
+            part of it, in blocks (`cl.blocks`); for a folder of adapters, the base
     """
+    if as_path("path", path).is_dir():
+        return _load_adapters(Path(path), model)
     try:
         tensors, words = sealed.unpack(as_path("path", path).read_bytes(), older=True)
         if "cutlayer" not in words:
@@ -99,6 +118,18 @@ def load(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None = N
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, StoreError) as error:
         raise StoreError(f"{path}: cannot be loaded: {error}") from error
     return module.eval()
+
+
+def _load_adapters(folder: Path, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
+    """Return a base with adapters that a run saved."""
+    try:
+        _, words = sealed.unpack((folder / adapters.WEIGHTS).read_bytes(), older=True)
+        whole = _built(sealed.parsed(words["cutlayer"])) if model is None else model
+        if isinstance(whole, nn.Module):
+            whole = twin(whole) if adapters.has_adapters(whole) else sharing(whole)
+        return adapters.load(folder, whole if isinstance(whole, nn.Module) else whole())
+    except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+        raise StoreError(f"{folder}: cannot be loaded: {error}") from error
 
 
 def _part(model: nn.Module, about: dict[str, Any]) -> nn.Module:

@@ -19,6 +19,7 @@ from cutlayer.data.views import Population
 from cutlayer.engine.run import Run
 from cutlayer.errors import ContractError, StoreError
 from cutlayer.nn.macs import Shape
+from cutlayer.nn.state import frozen_digest
 from cutlayer.simulation.clock import Timing
 from cutlayer.simulation.devices import Device, Fleet
 
@@ -41,6 +42,7 @@ class Blocks:
     timing: dict[str, Any] | None = None  # the scheme's, and whether fronts travel
     devices: list[tuple[float, float]] | None = None  # those that were given one by one
     tensors: Named = field(default_factory=list)
+    frozen: str = ""  # a digest of the weights that are not trained
 
     @property
     def shape(self) -> Shape:
@@ -64,6 +66,7 @@ def dump(run: Run, shape: Sequence[int], classes: int) -> bytes:
         timing,
         given,
         tensors_of(run),
+        frozen_digest(run.model),
     )
     return seal(asdict(about), indent=None).encode()
 
@@ -104,6 +107,20 @@ def refuse_other(out: Path, run: Run) -> None:
         if before and old != new:
             was, is_ = ("nothing" if one is None else f"{one[0]} {tuple(one[1])} {one[2]}" for one in (old, new))
             raise ContractError(f"{out}: it holds a run of another model: where that has {was}, this one has {is_}")
+
+
+def refuse_other_base(out: Path, run: Run) -> None:
+    """Refuse a model whose frozen weights are not those of the run in this folder."""
+    try:
+        known = read(out).frozen
+    except StoreError:
+        return
+    now = frozen_digest(run.model) if known else ""
+    if known != now:
+        raise ContractError(
+            f"{out}: the weights of its model that are not trained have changed: their digest was {known[:16]}, and is "
+            f"{now[:16] or 'that of nothing'}"
+        )
 
 
 def read(run: Path) -> Blocks:

@@ -84,8 +84,7 @@ class Recorder(Sink):
 
     def finish(self, run: Run) -> None:
         """Write what a complete run holds."""
-        sha256 = model_files.save(self.out, run, self.saved)
-        self._summarise(run.history, "complete", sha256=sha256)
+        self._summarise(run.history, "complete", **model_files.save(self.out, run, self.saved))
         self.close()
 
     def close(self) -> None:
@@ -155,6 +154,7 @@ def _resumed(out: Path, blueprint: Blueprint, known: About | None, lock: Lock | 
     processes = join(blueprint.ranks)
     rounds_done = len(journal.read(out / journal.FILE))
     run = in_turn(processes, lambda: blueprint.build(False))
+    model_profile.refuse_other_base(out, run)
     about = About(blueprint.text, model_profile.digest(run))
     if known is not None and known.data not in ("", about.data):
         raise StoreError(f"{out}: its data, or which client holds which rows, have changed since the run began")

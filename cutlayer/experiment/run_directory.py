@@ -4,6 +4,7 @@ config.toml          what the run is (description.py)     journal.jsonl     one 
 model_profile.json   the model's blocks in numbers        checkpoints/      to resume from (checkpoint.py)
 fronts/              client-17.safetensors: the front of each client that keeps its own, at the end
 model.safetensors, front.*, back.*   at the end           summary.json      the results
+adapter/             instead of these, where adapters were trained
 report.html, curves.png              the report           roster.json       remote clients, by number
 detail.jsonl         each round client by client, where asked for (detail_file.py)
 track/               what experiment trackers write
@@ -32,7 +33,7 @@ _REPORT = ("curves.png", "table.json", "table.md", "report.html")
 OWN = {  # all that --overwrite may remove
     "config.toml": (
         *("checkpoints", "journal.jsonl", SUMMARY, "model_profile.json", "roster.json", ".roster.json"),
-        *(*MODELS, "fronts", TRACK, DETAIL),
+        *(*MODELS, "adapter", "fronts", TRACK, DETAIL),
         *_REPORT,
     ),
     "compare.toml": ("runs", *_REPORT),

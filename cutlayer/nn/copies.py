@@ -22,6 +22,12 @@ def twin(module: M) -> M:
     return copy.deepcopy(module, _copied([module]))
 
 
+def sharing(module: M) -> M:
+    """Return a copy that shares the values of all parameters with the module, frozen, and nothing else."""
+    aliases = {id(weight): nn.Parameter(weight.data, requires_grad=False) for weight in module.parameters()}
+    return copy.deepcopy(module, {**_copied([module]), **aliases})
+
+
 def twins(modules: Sequence[nn.Module], shared: Iterable[Tensor] = ()) -> list[nn.Module]:
     """Return copies of modules that may share tensors with each other; the tensors in `shared` are not copied, nor the
     values of frozen parameters."""

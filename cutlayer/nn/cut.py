@@ -163,6 +163,11 @@ def refuse_shared(model: nn.Module, lo: int, hi: int, tail: int = 0) -> None:
                 )
 
 
+def learns(model: nn.Module, cut: int) -> bool:
+    """Whether the front has trainable parameters, so that a client needs the gradient at the cut."""
+    return any(weight.requires_grad for block in checked_blocks(model)[: cut + 1] for weight in block.parameters())
+
+
 def device_of(blocks: Sequence[nn.Module]) -> torch.device:
     """The device of the blocks' first tensor; the CPU if they have none."""
     first = next((t for block in blocks for t in (*block.parameters(), *block.buffers())), None)

@@ -133,6 +133,7 @@ class Half:
         self._template = template
         self._mode: bool | None = None
         self.takes: Sequence[str] = ()  # where several tensors cross the cut before it: their names
+        self.returns = True  # whether the half before the cut needs a gradient
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -303,6 +304,9 @@ def differentiate(
     `inputs`. `again`: keep the graph for another backward pass."""
     twice = [pair for part in parts for pair in part.again]
     wanted = [*(leaf for part in parts for leaf in part.w), *(leaf for leaf, _ in twice), *inputs]
+    if any(not t.requires_grad for t in inputs):  # a frozen front needs none
+        assert len(inputs) == 1, "one tensor crosses a cut with a gradient"
+        return [*differentiate(out, parts, grad, (), again), torch.zeros_like(inputs[0])]
     places = [place for part in parts for place in part.g]
     learns = wanted and out.requires_grad  # a front may have no parameters
     found = torch.autograd.grad(out, wanted, grad, again, allow_unused=True) if learns else [None] * len(wanted)

@@ -29,6 +29,7 @@ from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Blocks
 from cutlayer.nn.layers import HIDDEN, Structure, find
 from cutlayer.nn.nested import Inputs
+from cutlayer.nn.state import share_buffers
 
 BESIDE = ("attention_mask", "position_ids")
 """The inputs that cross a cut beside the activations, where a batch has them: masks and positions are made of them."""
@@ -358,6 +359,7 @@ def layered(model: nn.Module, x: Inputs | None = None) -> tuple[Layered, dict[st
     blocks.append(Head(after, shell(owned), fake))
     made = Layered(model, blocks, [[*list(owned)[-1:], "embeddings"], *([name] for name in names), ["head"]], False)
     _refuse_outside(whole, blocks)
+    share_buffers(blocks)
     return made, inputs
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,9 @@ from torch.nn.parameter import is_lazy
 
 from cutlayer.errors import ContractError, expect
 
+SHARED = "shared_constants"  # an attribute of modules: names of buffers that several blocks share
 FEW = 16  # input channels; fewer are not safe: 2 to 7 were seen to fail
+ORIGINAL = ".original_module."  # PEFT keeps the old weights of modules that are trained in full
 Dtypes = tuple[torch.dtype, torch.dtype, torch.dtype]
 
 
@@ -28,11 +32,18 @@ def kind_of(module: nn.Module, name: str, tensor: Tensor) -> int | None:
         raise ContractError("model: it has lazy parameters; run one batch through it first")
     if isinstance(tensor, nn.Parameter):
         return 0 if tensor.requires_grad else None
-    if name in module._non_persistent_buffers_set:
+    if name in module._non_persistent_buffers_set or name in getattr(module, SHARED, ()):
         return None
     if tensor.is_floating_point():
         return 1
     return 2 if tensor.dtype == torch.int64 else None
+
+
+def constant_buffers(block: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield the buffers that are in no vector."""
+    for module, name, tensor in tensors_of(block):
+        if not isinstance(tensor, nn.Parameter) and kind_of(module, name, tensor) is None:
+            yield module, name, tensor
 
 
 def dtypes_of(blocks: Sequence[nn.Module]) -> Dtypes:
@@ -74,3 +85,30 @@ def channels_last_is_safe(blocks: Sequence[nn.Module]) -> bool:
         return few and max(module.kernel_size) == 1 and max(module.stride) > 1
 
     return not any(breaks(module) for block in blocks for module in block.modules())
+
+
+def share_buffers(blocks: Sequence[nn.Module]) -> None:
+    """Make the buffers that several blocks share constants of all of them."""
+    users: dict[int, list[tuple[int, nn.Module, str]]] = {}
+    for index, block in enumerate(blocks):
+        for module, name, tensor in tensors_of(block):
+            if not isinstance(tensor, nn.Parameter):
+                users.setdefault(id(tensor), []).append((index, module, name))
+    for found in users.values():
+        if len({index for index, _, _ in found}) > 1:
+            for _, module, name in found:
+                vars(module)[SHARED] = frozenset({*getattr(module, SHARED, ()), name})
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """A sha256 over the names and values of a model's frozen parameters; "" if it has none. Wrappers of PEFT do not
+    change it."""
+    sha, found = hashlib.sha256(), False
+    for name, weight in sorted(model.named_parameters()):
+        if not weight.requires_grad and ORIGINAL not in name:
+            found = True
+            plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            sha.update(f"{plain} {tuple(weight.shape)} {weight.dtype}".encode())
+            values: Any = weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            sha.update(values)
+    return sha.hexdigest() if found else ""

@@ -59,7 +59,7 @@ class Passes:
 
     def _group(self, rows: Rows, which: list[int], smashed: Sequence[Message]) -> list[CutGrad]:
         one = len(smashed) == 1
-        a, y, more, parts, inputs = taken(smashed, self.half.device)
+        a, y, more, parts, inputs = taken(smashed, self.half)
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
             out, stack = self.through(rows, which, smashed, self.half.inputs(a, more))
@@ -71,7 +71,7 @@ class Passes:
         for s in smashed:
             if isinstance(s, Attached):
                 s.nbytes = sum(t.nbytes for t in (a, y, *more)) // len(smashed)
-        flowed = a.nbytes // len(smashed)
+        flowed = a.nbytes // len(smashed) if self.half.returns else 0
         if one:
             return [CutGrad(smashed[0].address, grads[0] if grads else None, losses, flowed=flowed)]
         back = grads[0].unbind() if grads else [None] * len(smashed)
@@ -96,7 +96,7 @@ class Passes:
         """Write the gradient of one batch into rows.g[row]; return the gradient at the cut and the loss. `x`: what
         crosses the cut."""
         a, more = parted(x)
-        leaf = a.detach().to(self.half.device).requires_grad_()
+        leaf = a.detach().to(self.half.device).requires_grad_(self.half.returns)
         with torch.enable_grad():
             out = self.forward(rows, row, where, self.half.inputs(leaf, more))
             loss = self._loss(where, out, y, weight)
@@ -120,7 +120,7 @@ class Passes:
         return [done[i] for i in range(len(smashed))]
 
     def _input_gradients(self, rows: Rows, row: int, smashed: Sequence[Smashed]) -> list[CutGrad]:
-        a, y, more, _, (leaf,) = taken(smashed, self.half.device)
+        a, y, more, _, (leaf,) = taken(smashed, self.half)
         x = self.half.inputs(a, more)
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
@@ -131,7 +131,7 @@ class Passes:
                 half = self.half.here()
                 half.bind(rows.views[row])
                 losses = each_loss(self.loss, cast(Tensor, vmap(half.apply)(each(x, torch.clone))), y)
-            (grad,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True)
+            (grad,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True) if leaf.requires_grad else (None,)
         grad = torch.zeros_like(leaf) if grad is None else grad
         parts = zip(smashed, grad[None] if len(smashed) == 1 else grad, losses.detach(), strict=True)
         return [CutGrad(s.address, part, loss) for s, part, loss in parts]
@@ -173,9 +173,9 @@ class Taken(NamedTuple):
     leaves: list[Tensor]
 
 
-def taken(smashed: Sequence[Message], device: torch.device) -> Taken:
+def taken(smashed: Sequence[Message], half: Half) -> Taken:
     """Take what clients sent, or compute it in one graph with the server's half."""
-    first = smashed[0]
+    first, device = smashed[0], half.device
     if isinstance(first, Attached):
         live = first.near.live([s.address.client for s in smashed])
         return Taken(live.a, live.y, live.more, [live.front], [])
@@ -184,7 +184,7 @@ def taken(smashed: Sequence[Message], device: torch.device) -> Taken:
     a = first.a if len(sent) == 1 else torch.stack([s.a for s in sent])
     y = None if not labels else (labels[0] if len(labels) == 1 else torch.stack(labels)).to(device)
     more = first.more if len(sent) == 1 else tuple(map(torch.stack, zip(*(s.more for s in sent), strict=True)))
-    leaf = a.detach().to(device).requires_grad_()
+    leaf = a.detach().to(device).requires_grad_(half.returns)
     return Taken(leaf, y, tuple(t.to(device) for t in more), [], [leaf])
 
 

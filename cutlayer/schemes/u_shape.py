@@ -49,7 +49,7 @@ def backward(
 
 
 def _forward(passes: Passes, rows: Rows, which: list[int], smashed: Sequence[Smashed]) -> Under:
-    a, _, more, _, (leaf,) = taken(smashed, passes.half.device)
+    a, _, more, _, (leaf,) = taken(smashed, passes.half)
     with torch.enable_grad():
         z, stack = passes.through(rows, which, smashed, passes.half.inputs(a, more))
     views = [rows.views[r] for r in which] if stack is None else [stack.views]
@@ -77,7 +77,7 @@ def merged(
     client's part of the gradient at the cut, times all samples over its own."""
     d = [s.samples for s in smashed]
     a, more = parted(each(joined(smashed, passes.half), lambda t: t.to(passes.half.device)))
-    leaf = a.requires_grad_()
+    leaf = a.requires_grad_(passes.half.returns)
     with torch.enable_grad():
         z = passes.forward(rows, row, where, passes.half.inputs(leaf, more))
     parts = torch.split(z.detach(), d)

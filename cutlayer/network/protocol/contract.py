@@ -34,7 +34,7 @@ from cutlayer.errors import FrameError
 from cutlayer.network.protocol.codec import decode
 from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, blocks_of, in_order
+from cutlayer.nn.cut import Layout, blocks_of, in_order, learns
 from cutlayer.nn.flat import Vectors, half
 from cutlayer.nn.nested import Inputs, each, ordered, parted
 from cutlayer.optim.local import joint
@@ -49,8 +49,9 @@ class Contract:
     """The shapes, types and limits of messages.
 
     `a[L]`: the shape of one sample's activations at cut L. `more[L]`: the shapes and types of the tensors beside them.
-    `z`: the shape of one sample's features, where labels stay with the client. `sizes[L]`: the sizes of the three
-    vectors of a front. `y`: the shape and type of a label. `classes`: labels are below this (None: any).
+    `z`: the shape of one sample's features, where labels stay with the client. `floats`: the type of both. `sizes[L]`:
+    the sizes of the three vectors of a front. `frozen`: the cuts whose fronts need no gradient. `y`: the shape and type
+    of a label. `classes`: labels are below this (None: any).
     """
 
     dtype: torch.dtype
@@ -62,6 +63,8 @@ class Contract:
     classes: int | None
     more: Mapping[int, tuple[tuple[tuple[int, ...], torch.dtype], ...]] = field(default_factory=dict)
     least: int = 1  # fewest rows of a batch: 2 where a batch norm needs them
+    floats: torch.dtype = torch.float32
+    frozen: frozenset[int] = frozenset()
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
@@ -70,9 +73,9 @@ class Contract:
     def longest(self, cut: int, batch: int) -> int:
         """Bytes of the longest frame with this cut, up or down: a batch at the cut, or a front with its moments."""
         n, (w, b, i) = self.dtype.itemsize, self.sizes[cut]
-        smashed = batch * (math.prod(self.a[cut]) * n + math.prod(self.y[0]) * self.y[1].itemsize)
+        smashed = batch * (math.prod(self.a[cut]) * self.floats.itemsize + math.prod(self.y[0]) * self.y[1].itemsize)
         smashed += batch * sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.more.get(cut, ()))
-        features = batch * math.prod(self.z or ()) * n
+        features = batch * math.prod(self.z or ()) * self.floats.itemsize
         return WORDS + max(smashed, features, w * (1 + MOMENTS) * n + b * self.buffers.itemsize + 8 * i)
 
     def late(self, frame: Frame, plan: Plan) -> bool:
@@ -106,8 +109,11 @@ class Contract:
                 _must(self.z is not None, "a gradient of features, where labels are sent")
                 self._batch(message.grad, self.z or (), plan, rows, "a gradient")
             case CutGrad():
-                _must(message.grad is not None, "a CutGrad without a gradient")
-                self._batch(cast(Tensor, message.grad), self.a[plan.cut], plan, rows, "a gradient")
+                if plan.cut in self.frozen:
+                    _must(message.grad is None, "a CutGrad with a gradient that nobody needs")
+                else:
+                    _must(message.grad is not None, "a CutGrad without a gradient")
+                    self._batch(cast(Tensor, message.grad), self.a[plan.cut], plan, rows, "a gradient")
                 due = joint(plan.local) and last
                 _must(message.square is None or due, "a CutGrad with a squared norm nobody asked for")
                 _must(message.square is not None or not due, "a CutGrad without its squared norm")
@@ -182,8 +188,8 @@ class Contract:
         found = tuple(x.shape)
         if not (len(found) == 1 + len(shape) and least <= found[0] <= most):
             expected = f"{least} to {most} rows of {shape}" if least < most else str((most, *shape))
-            raise FrameError(f"{what} of {x.dtype} {found}, expected finite {self.dtype} {expected}")
-        _like(x, (found[0], *shape), self.dtype, what)
+            raise FrameError(f"{what} of {x.dtype} {found}, expected finite {self.floats} {expected}")
+        _like(x, (found[0], *shape), self.floats, what)
 
 
 def agreed(
@@ -193,12 +199,14 @@ def agreed(
     x, y = rows.take(np.zeros(2, dtype=np.int64), device)
     shapes: list[tuple[int, ...]] = []
     beside: list[tuple[tuple[tuple[int, ...], torch.dtype], ...]] = []
+    floats: list[torch.dtype] = []
     with torch.no_grad(), OwnRandomness():
         out: Any = ordered(x, False)
         for block in blocks_of(twin(model).to(device).eval()):
             out = block(out)
             first, more = parted(out) if isinstance(out, Tensor | dict) else (None, ())
             shapes.append(() if first is None else tuple(first.shape[1:]))
+            floats.append(torch.float32 if first is None else first.dtype)
             beside.append(tuple((tuple(t.shape[1:]), t.dtype) for t in more))
     fronts = {L: half(model, layout.client(L), device) for L in range(cuts[0], cuts[1] + 1)}
     dtype, buffers, _ = fronts[cuts[0]].dtypes
@@ -211,6 +219,8 @@ def agreed(
         z=shapes[-1 - layout.tail] if layout.tail else None,
         y=(tuple(y.shape[1:]), y.dtype),
         classes=classes,
+        floats=floats[cuts[0]],
+        frozen=frozenset(L for L in fronts if not learns(model, L)),
         least=1 if _takes_one(model, each(ordered(x, False), lambda t: t[:1]), device) else 2,
     )
 

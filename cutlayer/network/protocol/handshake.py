@@ -12,10 +12,11 @@ import msgspec
 from torch import nn
 
 from cutlayer.core.randomness import Randomness
-from cutlayer.errors import FrameError
+from cutlayer.errors import ContractError, FrameError, expect
 from cutlayer.network.transport import Code
 from cutlayer.network.transport.frames import DTYPES, VERSION
-from cutlayer.nn.cut import Layout, blocks_of
+from cutlayer.nn.cut import Layout, blocks_of, unwrapped
+from cutlayer.nn.state import frozen_digest
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,11 +80,22 @@ def words(said: Hello | Welcome) -> dict[str, Any]:
 
 
 def digest(model: nn.Module, layout: Layout, cut: int) -> str:
-    """A digest of the client's blocks: of their text, and their tensors' names, shapes and types."""
+    """A digest of the client's blocks: of their text, and their tensors' names, shapes and types. Where the model has
+    frozen weights, which are not sent, a digest of these follows."""
     blocks = blocks_of(model)
     found = hashlib.blake2b(digest_size=8)
     for index in layout.client(cut):
         tensors: Sequence[Any] = [*blocks[index].named_parameters(), *blocks[index].named_buffers()]
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
         found.update(repr((index, str(blocks[index]), shapes)).encode())
-    return found.hexdigest()
+    frozen = frozen_digest(unwrapped(model))
+    return found.hexdigest() + (f" {frozen}" if frozen else "")
+
+
+def refuse_other(mine: str, theirs: str) -> None:
+    """Refuse a model that is not the server's, given the digests of both."""
+    (blocks, *frozen), (others, *other) = mine.split(), theirs.split()
+    if blocks == others and frozen != other:
+        shown = [" ".join(one)[:16] or "nothing frozen" for one in (frozen, other)]
+        raise ContractError(f"model: its frozen weights have the digest {shown[0]}; the server's have {shown[1]}")
+    expect(blocks == others, "model", f"front {blocks}", f"the server's, {others}: the same blocks")
