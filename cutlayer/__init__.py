@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cutlayer._version import __version__
 
 if TYPE_CHECKING:
-    from cutlayer.api import partition
+    from cutlayer.api import partition, text
     from cutlayer.api.network import join, serve
     from cutlayer.api.opened import RunFolder
     from cutlayer.api.opened import open_run as open
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cutlayer.network.protocol.settings import Limits, Net
     from cutlayer.nn.blocks import blocks
     from cutlayer.nn.cut import Blocks, halves, joined
+    from cutlayer.nn.language import Perplexity, next_token
     from cutlayer.nn.leakage import leakage
     from cutlayer.optim.adam import Adam, AdamW
     from cutlayer.optim.fusion import MomentumFusion
@@ -60,10 +61,11 @@ _HOMES = {
     "experiment.program": "named",
     "api.network": "join serve",
     "api.opened": "RunFolder open",
-    "api": "partition",
+    "api": "partition text",
     "network.protocol.settings": "Limits Net",
     "nn.blocks": "blocks",
     "nn.cut": "Blocks halves joined",
+    "nn.language": "Perplexity next_token",
     "nn.leakage": "leakage",
     "optim.fusion": "MomentumFusion",
     "optim.local": "Clip FedNAR FedProx",
@@ -80,7 +82,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _CALLED = {"dataset": "load_task", "open": "open_run"}  # public names that differ from those in the module
-_MODULES = {"partition"}  # public names that are modules themselves
+_MODULES = {"partition", "text"}  # public names that are modules themselves
 
 __all__ = [
     "NAG",
@@ -116,6 +118,7 @@ __all__ = [
     "MergeSFL",
     "MomentumFusion",
     "Net",
+    "Perplexity",
     "Result",
     "Round",
     "RoundAbandoned",
@@ -136,12 +139,14 @@ __all__ = [
     "leakage",
     "load",
     "named",
+    "next_token",
     "open",
     "partition",
     "register",
     "rounds",
     "rows",
     "serve",
+    "text",
     "train",
 ]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, expect
+from cutlayer.nn.language import IGNORED
 from cutlayer.nn.nested import Inputs, tensors
 
 CHUNK = 4096  # rows hashed at a time
@@ -89,6 +90,20 @@ def check_labels(y: Tensor, classes: int, name: str) -> None:
             f"{lo}..{hi}",
             f"0..{classes - 1}, the model's {classes} outputs",
         )
+
+
+def check_tokens(y: Tensor, vocabulary: int, name: str) -> None:
+    """Refuse labels of a language model that it has no output for, and rows without a label to predict."""
+    counts = y != IGNORED
+    wrong = counts & ((y < 0) | (y >= vocabulary))
+    if bool(wrong.any()):
+        row = int(wrong.any(dim=1).nonzero()[0])
+        words = f"{IGNORED} (ignored) or 0..{vocabulary - 1}, the model's {vocabulary} outputs"
+        raise ContractError(f"{name}: labels of row {row} = {int(y[row][wrong[row]][0])}: expected {words}")
+    empty = ~counts[:, 1:].any(dim=1)
+    if bool(empty.any()):
+        words = f"all after the first are ignored ({IGNORED}); expected at least one that counts"
+        raise ContractError(f"{name}: labels of row {int(empty.nonzero()[0])}: {words}")
 
 
 def as_tensor(value: Any, what: str) -> Tensor:

@@ -15,14 +15,16 @@ from torch.nn import functional
 from torch.utils import data
 
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
-from cutlayer.data.batch import check_labels
+from cutlayer.data.batch import check_labels, check_tokens
 from cutlayer.data.items import Items
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Source, source
 from cutlayer.data.stream import Stream
+from cutlayer.data.tensors import Tensors
 from cutlayer.data.views import Population
 from cutlayer.errors import ContractError, expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import checked_blocks, device_of, probe
+from cutlayer.nn.language import next_token
 from cutlayer.nn.macs import Shape, shape_of
 from cutlayer.nn.nested import Inputs, describe, each, kind, ordered, tensors
 from cutlayer.registry import PROFILES
@@ -119,7 +121,8 @@ def probed(
     smallest = min((schedule.smallest(size) for size in sizes if schedule.per_epoch(size)), default=2)
     found: int | None = None
     seen: dict[object, Shape] = {}
-    for s in (*_each_kind(trains), *_each_kind(tests)):
+    everybody = [*_each_kind(trains), *_each_kind(tests)]
+    for s in everybody:
         if isinstance(s, Items | Stream) and seen:
             continue  # they check their rows when they are taken
         x, y = s.take(np.zeros(2, dtype=np.int64), device)
@@ -133,6 +136,8 @@ def probed(
             if found is not None:
                 s.expect_classes(found)
                 check_labels(y, found, s.name)
+            elif loss is next_token and not seen:
+                _expect_tokens(everybody, out)
             with OwnRandomness():
                 value = loss(out, y)
             seen[what] = shape_of(model, each(x, lambda t: t[:smallest]))
@@ -149,6 +154,13 @@ def probed(
             for s in [group.everybody()] if isinstance(group, Population) else group:
                 s.expect_classes(found)
     return next(iter(seen.values())).folded(tail), found, names
+
+
+def _expect_tokens(sources: Iterable[Source], outputs: Tensor) -> None:
+    """Refuse labels that the next token cannot be learnt from, where they are in memory."""
+    for s in sources:
+        if isinstance(s, Tensors) and outputs.ndim == 3 and s.y.ndim == 2:
+            check_tokens(s.y, outputs.shape[2], s.name)
 
 
 def classes(loss: Loss, outputs: Tensor) -> int | None:
