@@ -191,6 +191,8 @@ def halves(model: nn.Module, cut: int | str) -> tuple[nn.Sequential, nn.Sequenti
     for half in copies:  # each side has its own key-value cache, in which its layers are counted from 0
         for place, block in enumerate(block for block in half if hasattr(block, "renumber")):
             cast(Any, block).renumber(place)
+    if hasattr(copies[0][0], "counts"):
+        cast(Any, copies[0][0]).counts = len(copies[0]) == 1
     return copies[0], copies[1]
 
 

@@ -193,6 +193,8 @@ class _Block(nn.Module):
 class Stem(_Block):
     """The embeddings, and whatever else is called before the first layer."""
 
+    counts = False  # whether it counts the tokens in a key-value cache: on a side without layers nobody else does
+
     def __init__(self, owned: Mapping[str, nn.Module], shell: _Shell, main: str, positions: int | None) -> None:
         super().__init__(owned, shell)
         self.main, self.positions = main, positions
@@ -206,6 +208,8 @@ class Stem(_Block):
         (shell,) = self.shells
         shell(inputs, None, stops=True)
         h, prepared = shell.prepared()
+        if self.counts and inputs.get(CACHE) is not None:
+            inputs[CACHE].update(*2 * [h[:, None, :, :1].detach()], 0)
         made = Carried({HIDDEN: h, **{name: inputs[name] for name in BESIDE if isinstance(inputs.get(name), Tensor)}})
         made.prepared = prepared
         return made
