@@ -73,7 +73,12 @@ def play(path: Path) -> None:
     runpy.run_path(str(path), run_name="__main__")
 
 
-NEEDS = {"track.py": "tensorboard"}  # examples that need a package of `make test-extras`
+NEEDS = {  # examples that need a package of `make test-extras`
+    "track.py": "tensorboard",
+    "generate.py": "transformers",
+    "finetune.py": "peft",
+}
+WARNS = {"finetune.py"}  # peft calls what transformers has deprecated
 CASES = [pytest.param(path, marks=pytest.mark.extras if path.name in NEEDS else ()) for path in EXAMPLES]
 
 
@@ -89,8 +94,9 @@ def test_example(path: Path, tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
         code, out, err = done.returncode, done.stdout, done.stderr
     else:
-        with forked(play, path, env=env, strict=True) as process:
+        with forked(play, path, env=env, strict=path.name not in WARNS) as process:
             code, out, err = process.wait(), process.out, process.err
     assert code == 0, err
     assert out
     assert path.name != "own_model.py" or "killed: -9" in out
+    assert path.name != "generate.py" or (out.count("True") == 2 and "False" not in out)
