@@ -28,6 +28,9 @@ from cutlayer.nn.flat import Half, Vectors, Views
 from cutlayer.nn.nested import Inputs, ordered
 
 BATCH = 512
+LARGEST = (
+    2**28
+)  # bytes of a batch's outputs: where a row's are large, as a language model's are, a batch has fewer rows
 GROUP = 4  # batches, or clients, whose outputs are in memory at once, for each thread and rank
 J = TypeVar("J")
 Front = Callable[[int], Vectors | None]
@@ -37,12 +40,12 @@ Chain = Sequence[tuple[Half, Views, int]]
 class Batch:
     """Some rows of a test set, read when they are needed or before."""
 
-    def __init__(self, test: Source, start: int, device: torch.device) -> None:
-        self.test, self.start, self.device = test, start, device
+    def __init__(self, test: Source, start: int, rows: int, device: torch.device) -> None:
+        self.test, self.start, self.rows, self.device = test, start, rows, device
         self._held: tuple[Inputs, Tensor] | None = None
 
     def read(self) -> None:
-        end = min(self.start + BATCH, len(self.test))
+        end = min(self.start + self.rows, len(self.test))
         self._held = self.test.take(np.arange(self.start, end), self.device)
 
     def taken(self) -> tuple[Inputs, Tensor]:
@@ -82,11 +85,20 @@ class Evaluator:
     def back(self) -> Half:
         return _for_inference(self._subject.back(self._subject.cuts[0]))
 
+    @cached_property
+    @torch.no_grad()
+    def rows(self) -> int:
+        """The rows of a batch."""
+        with OwnRandomness():
+            out = self.whole(ordered(self._subject.x, self.whole.images), self.whole.views(self._subject.W))
+        assert isinstance(out, Tensor)
+        return max(1, min(BATCH, LARGEST * len(out) // max(out.nbytes, 1)))
+
     @torch.no_grad()
     def pooled(self, W: Vectors) -> Scores:
         """Score the global model on all test rows."""
         chain = [(self.whole, self.whole.views(W), 0)]
-        batches = [Batch(test, start, self.whole.device) for test in self.tests for start in range(0, len(test), BATCH)]
+        batches = [batch for test in self.tests for batch in self._batches(test)]
         tally, streams = Tally(self.metric), any(test.order == "stream" for test in self.tests)
         for part in self._in_turn(batches, lambda batch: self._scored(batch, chain), Batch.read if streams else None):
             tally.add(part)
@@ -117,6 +129,9 @@ class Evaluator:
                 counts[name] += len(part.y) > 0
         return {name: series(tally, counts[name]) for name, tally in tallies.items()}
 
+    def _batches(self, test: Source) -> list[Batch]:
+        return [Batch(test, start, self.rows, self.whole.device) for start in range(0, len(test), self.rows)]
+
     def _in_turn(
         self, jobs: Sequence[J], work: Callable[[J], Outputs], ready: Callable[[J], None] | None = None
     ) -> Iterator[Outputs]:
@@ -146,8 +161,7 @@ class Evaluator:
 
     def _outputs(self, test: Source, chain: Chain) -> Outputs:
         """Return the outputs for all rows of one test set."""
-        starts = range(0, len(test), BATCH)
-        found = [self._scored(Batch(test, start, self.whole.device), chain) for start in starts]
+        found = [self._scored(batch, chain) for batch in self._batches(test)]
         if not found:
             return Outputs(0.0, torch.empty(0), torch.empty(0))
         total = math.fsum(part.loss for part in found)

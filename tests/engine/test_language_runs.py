@@ -46,6 +46,25 @@ def test_perplexity_is_over_all_tokens_of_the_test(backend: str) -> None:
     assert each.metric is not None and each.metric < 96
 
 
+def test_a_test_with_large_outputs_is_taken_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows()
+    few = 3 * 8 * 96 * 4  # bytes of the outputs of three rows
+    monkeypatch.setattr("cutlayer.engine.evaluate.LARGEST", few)
+    seen: list[int] = []
+
+    class Watched(cl.Perplexity):
+        def update(self, out: Tensor, y: Tensor) -> None:
+            seen.append(out.nbytes)
+            super().update(out, y)
+
+    options = {**OPTIONS, "rounds": 1}
+    found = cl.train(model(), [(x, y)], (x, y), metric=Watched, **options).history[0].metric
+    assert len(x) % 3 and sorted(set(seen)) == [few // 3 * (len(x) % 3), few] and sum(seen) == few // 3 * len(x)
+    monkeypatch.undo()
+    expected = cl.train(model(), [(x, y)], (x, y), metric=Watched, **options).history[0].metric
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_rows_without_a_label_to_predict_are_refused_before_the_first_round() -> None:
     x, y = rows()
     y = y.clone()
