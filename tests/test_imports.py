@@ -14,7 +14,7 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "models": "",
     "nn": "core",
     "data": "core registry nn",
-    "hf": "core nn data",
+    "hf": "core nn",
     "simulation": "core registry nn",
     "optim": "core nn",
     "clients": "core nn data optim",

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cutlayer.cli.output import console
 from cutlayer.core import logs
-from cutlayer.engine.progress import Plain
+from cutlayer.engine.progress import Plain, score
 
 if TYPE_CHECKING:
     from cutlayer.engine.records import Round
@@ -88,10 +88,10 @@ class LiveView:
         """The state of the run in one line."""
         history, config, roster = self.experiment.history, self.experiment.config, self.service.roster
         done = f"{len(history)} of {config.rounds} rounds"
-        accuracy = f", accuracy {100 * history[-1].accuracy:.2f} %" if history and history[-1].accuracy else ""
+        shown = f", {score(history[-1])}" if history and score(history[-1]) else ""
         lost = sum(record.lost for record in history)
         drops = f", {lost} dropped" if lost else ""
-        return f"{self.service.cohort.status}: {done}{accuracy}; {len(roster.connected)} clients{drops}"
+        return f"{self.service.cohort.status}: {done}{shown}; {len(roster.connected)} clients{drops}"
 
     def _rate(self, name: str, total: int) -> float:
         """Bytes per second since the last call."""

@@ -20,6 +20,8 @@ examples:
   cutlayer serve --task fashion_mnist --scheme smofi --min-clients 4 --rounds 20 --listen 0.0.0.0:7443 \\
                  --certs certs --out runs/x
   cutlayer serve --task digits --min-clients 2 --rounds 5 --out runs/y        on this machine alone, nothing encrypted
+  cutlayer serve --model hf:Qwen/Qwen3-0.6B --peft lora --peft.r 8 --cut 4 --labels stay --data test.parquet \
+                 --tokens 128 --certs certs --listen 0.0.0.0:7443         clients have the same base, which is not sent
 """
 JOIN = """\
 Take part in a training with your own data, which stay here: dial the server, train the front whenever it asks, and come
@@ -29,6 +31,7 @@ examples:
   cutlayer join --server train.example.org:7443 --certs ward-3 --data ./my-data
   cutlayer join --server 127.0.0.1:7443 --name a --data part.npz             on the server's machine, nothing encrypted
   cutlayer join --server 127.0.0.1:7443 --name a --data part.npz --model my_nets:build        a model of one's own
+  cutlayer join --server train.example.org:7443 --certs ward-3 --data notes.parquet --model hf:Qwen/Qwen3-0.6B
 """
 SETTINGS = {  # flags of serve besides those of a run; their defaults are cutlayer.Net's
     "listen": ("HOST:PORT", "where clients find the server (default: 127.0.0.1:7443)"),

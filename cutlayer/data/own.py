@@ -1,4 +1,5 @@
-"""A user's own data: images in folders by class, or by client and class; an NPZ or Parquet file, or one per client."""
+"""A user's own data: images in folders by class, or by client and class; an NPZ or Parquet file, or one per client; or
+text."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import numpy as np
 from cutlayer.core.files import as_path, reached
 from cutlayer.data import cache
 from cutlayer.data.dataset import Dataset
-from cutlayer.data.read import arrays, clients, folders
+from cutlayer.data.read import arrays, clients, folders, text_rows
+from cutlayer.data.read.text_rows import Text
 from cutlayer.data.rows import Bundle, Form, StoredRows
 from cutlayer.data.transform import Codes, Pixels, Transform, Values
 from cutlayer.errors import ContractError, StoreError, expect
@@ -31,6 +33,7 @@ class Own:
     owner: str | None = None
     layout: Literal["auto", "class", "client"] = "auto"
     size: int | None = None
+    text: Text | None = None  # how text becomes rows, if the data are text
 
     def load(self) -> Dataset:
         bundle = self.read(as_path("data", self.path))
@@ -39,7 +42,8 @@ class Own:
             bundle = Bundle(bundle.train, _renamed(bundle, other, self.test), bundle.class_names)
         train = bundle.train
         expect(len(train) > 0, "data", self.path, "at least one row")
-        classes = len(bundle.class_names) or classes_of(f"data: largest label in {self.y!r}", train, bundle.test)
+        classes = len(bundle.class_names) if self.text is None else self.text.vocabulary
+        classes = classes or classes_of(f"data: largest label in {self.y!r}", train, bundle.test)
         how = seen_as(train)
         return Dataset(train, bundle.test, classes, how, how, None, bundle.class_names)
 
@@ -49,6 +53,8 @@ class Own:
         return " ".join(cache.held(forms[:1] if path.is_file() else forms, path) for path in both)
 
     def _forms(self) -> list[Form]:
+        if self.text is not None:
+            return [text_rows.form(self.text, self.x, self.owner)]
         return [
             arrays.form(self.x, self.y, self.owner, self.size),
             clients.form(self.x, self.y, self.size),
@@ -64,6 +70,7 @@ class Own:
             raise StoreError(f"data = {str(path)!r}: no such folder or file")
         forms = self._forms()
         options = repr((self.x, self.y, self.owner, self.layout, self.size))
+        options += "" if self.text is None else f"{self.text.length} {self.text.fingerprint}"
         for form in forms[:1] if path.is_file() else forms:
             if form.files(path):
                 return cache.through(path.stem or OWN, form, path, options)

@@ -82,13 +82,22 @@ class Display:
         self._bar = self._bars.add_task(label, total=total, completed=done, accuracy="")
 
     def show(self, record: Round) -> None:
-        accuracy = percent(record.accuracy)
-        self._bars.update(self._bar, completed=record.n, accuracy=accuracy)
-        words = f", accuracy {accuracy}" if accuracy else ""
+        shown = score(record)
+        self._bars.update(self._bar, completed=record.n, accuracy=shown.removeprefix("accuracy "))
+        words = f", {shown}" if shown else ""
         self._plain.say(f"{self.label}: round {record.n} of {self.total}{words}")
 
     def close(self) -> None:
         self._bars.stop()
+
+
+def score(record: Round) -> str:
+    """The score of a round in words: its accuracy or, where there is none, the caller's metric or the loss."""
+    if record.accuracy is not None:
+        return f"accuracy {percent(record.accuracy)}"
+    if record.metric is not None:
+        return f"metric {record.metric:.4g}"
+    return "" if record.loss is None else f"loss {record.loss:.4g}"
 
 
 def percent(accuracy: float | None) -> str:

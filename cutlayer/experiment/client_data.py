@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from cutlayer.core.files import as_path, reached
 from cutlayer.data import cache
 from cutlayer.data.own import Own, seen_as
+from cutlayer.data.read.text_rows import Text
 from cutlayer.data.rows import Bundle, StoredRows
 from cutlayer.data.source import Source
 from cutlayer.data.tasks import SOURCES
@@ -23,10 +25,12 @@ from cutlayer.data.views import View
 from cutlayer.engine.assemble import in_blocks
 from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.config import complete, explain
-from cutlayer.experiment.model_files import build_model
+from cutlayer.experiment.model_files import PEFT, build_model, with_adapters
 from cutlayer.network.protocol.handshake import Welcome
 from cutlayer.network.protocol.settings import Limits
+from cutlayer.network.transport import plain
 from cutlayer.network.transport.frames import DTYPES
+from cutlayer.nn.language import next_token
 from cutlayer.registry import own
 
 DEEPEST = 1000  # blocks of the server's model; even without memory for weights, building them takes time
@@ -60,10 +64,13 @@ class ClientData:
             raise ContractError(
                 "the server trains a model of its own: expected the same one here, with cl.join(model=)"
             )
-        if self.own is None and own.is_path(named.get("name")):
+        if self.own is None and (own.is_path(named.get("name")) or own.is_hf(named.get("name"))):
+            what = "a base that is not sent" if own.is_hf(named["name"]) else "code of its own"
             raise ContractError(
-                f"the server trains {named['name']}, code of its own: expected the same model here, with --model"
+                f"the server trains {plain(named['name'])}, {what}: expected the same model here, with --model"
             )
+        if own.is_hf(named.get("name")):
+            return self._base(named, welcome)
         try:
             spec = complete("model", named)
         except ValidationError as error:
@@ -79,6 +86,23 @@ class ClientData:
             size <= most, "the server's model", f"{size:,} parameters", f"at most {most:,}, as --limit-parameters says"
         )
         return build_model(spec, welcome.shape, welcome.classes, 0)
+
+    def _base(self, named: Mapping[str, Any], welcome: Welcome) -> nn.Module:
+        """Build the base that this client has, with adapters as the server has them."""
+        theirs = (welcome.model or {}).get(PEFT)
+        try:
+            spec, peft = complete("model", named), None if theirs is None else complete("peft", theirs)
+        except ValidationError as error:
+            raise ContractError(f"the server's adapters = {theirs}: {explain(error)}") from error
+        return build_model(with_adapters(spec, peft), welcome.shape, self._text(welcome).vocabulary, 0)
+
+    def _text(self, welcome: Welcome) -> Text:
+        """How this client's text becomes rows: by the tokenizer of its own base, as long as the server's."""
+        assert self.own is not None
+        return Text(str(self.own["name"]).removeprefix(own.HF), welcome.shape[0])
+
+    def _is_text(self, welcome: Welcome) -> bool:
+        return self.own is not None and own.is_hf(self.own.get("name")) and len(welcome.shape) == 1
 
     def rows(self, welcome: Welcome) -> Source:
         """Return the rows as the server's model sees them: of its shape, with its classes, through its transform."""
@@ -97,6 +121,8 @@ class ClientData:
         return View(rows, np.arange(len(rows)), seen, DTYPES[welcome.dtype], "data")
 
     def _read(self, welcome: Welcome) -> Bundle:
+        if self._is_text(welcome):
+            return Own(str(self.data), x="text" if self.x == "x" else self.x, text=self._text(welcome)).read(self.data)
         task = SOURCES.get(welcome.task or "")
         if task is not None and task.forms and self.data.is_dir():
             found = cache.find(welcome.task or "", task.forms, self.data)
@@ -105,6 +131,11 @@ class ClientData:
         image = len(welcome.shape) == 3 and welcome.shape[1] == welcome.shape[2]
         own = Own(str(self.data), x=self.x, y=self.y, size=welcome.shape[1] if image else None)
         return own.read(self.data)
+
+
+def loss(out: Tensor, y: Tensor) -> Tensor:
+    """The loss that a client computes where labels stay: of classes, or of the tokens of a text."""
+    return next_token(out, y) if out.ndim == 3 else functional.cross_entropy(out, y)
 
 
 def _named(rows: StoredRows, names: tuple[str, ...], welcome: Welcome) -> StoredRows:

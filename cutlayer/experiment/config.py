@@ -27,6 +27,7 @@ from cutlayer.registry import (
     OPTIMIZERS,
     OWN,
     PARTITIONS,
+    PEFTS,
     PROFILES,
     SCHEMES,
     TASKS,
@@ -48,6 +49,7 @@ TABLES: dict[str, Table[Part]] = {
     "lr_schedule": LR_SCHEDULES,
     "partition": PARTITIONS,
     "model": MODELS,
+    "peft": PEFTS,
 }
 
 
@@ -57,7 +59,8 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     task: str = Field("digits", description="data set")
-    model: Spec = Field({"name": "cnn"}, description="model")
+    model: Spec = Field({"name": "cnn"}, description="model; hf:NAME_OR_PATH: one of transformers")
+    peft: Spec | None = Field(None, description="adapters on an hf: model, which alone are trained")
     cut: int | str | tuple[int | str, int | str] = Field(
         0, description="the client's last block, by number or name, or LO HI: redrawn every round"
     )
@@ -104,6 +107,11 @@ class Config(BaseModel):
     x_column: str = Field("x", description="your own data: the inputs' array or column; several columns: a,b,c")
     y_column: str = Field("y", description="your own data: the labels' array or column")
     owner_column: str | None = Field(None, description="your own data: the column that says whose a row is")
+    tokens: int | None = Field(
+        None,
+        ge=2,
+        description="your own data are text: learn to predict it, in rows of so many tokens of an hf: model",
+    )
     layout: Literal["auto", "class", "client"] = Field("auto", description="your own folder: by class, or by client")
     image_size: int | None = Field(None, ge=1, description="your own images: resized to this many pixels square")
     augment: bool = Field(False, description="shift and mirror training images at random, where the task does that")
@@ -176,6 +184,12 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _sensible(self) -> Config:
+        base = own.is_hf(self.model["name"])
+        if not base and (self.peft is not None or self.tokens is not None):
+            field, given = ("peft", self.peft) if self.peft is not None else ("tokens", self.tokens)
+            raise ContractError(f"{field} = {given}: expected a model of transformers with it, hf:NAME_OR_PATH")
+        if self.tokens is not None and self.data is None:
+            raise ContractError(f"tokens = {self.tokens}: expected text with it, --data FILE")
         if (self.data is None) == (self.task == OWN):
             raise ContractError(f"task = {self.task!r}, data = {self.data!r}: expected a named task, or data alone")
         from cutlayer.engine.validate import Parts, brought, refuse_senseless  # here: it loads torch
@@ -281,6 +295,8 @@ def parse(values: Mapping[str, Any]) -> Config:
         given = {"model": "resnet" if images else "mlp", "cut": 1 if images else 0, **given}
         if natural:
             given = {"partition": {"name": "natural", "min_size": 1}, **given}
+        if given.get("tokens") is not None:
+            given = {"partition": "iid", "x_column": "text", **given}
     task = TASKS.get(str(given.get("task", "digits")))
     names = {field: Config.model_fields[field].default for field in TABLES}
     if task is not None:  # spell out the task's defaults

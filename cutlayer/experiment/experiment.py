@@ -18,9 +18,10 @@ from cutlayer.errors import ContractError
 from cutlayer.experiment import checkpoint, description, recorder
 from cutlayer.experiment.config import Config
 from cutlayer.experiment.description import Changes, Description, restore, settled
-from cutlayer.experiment.model_files import Saved, build_model, warm_start
+from cutlayer.experiment.model_files import Saved, build_model, warm_start, with_adapters
 from cutlayer.experiment.population import load_data, look, populate, tested
 from cutlayer.experiment.recorder import Blueprint
+from cutlayer.nn.language import Perplexity, next_token
 from cutlayer.processes.ranks import join
 from cutlayer.simulation.clock import Clock
 
@@ -30,7 +31,7 @@ def assemble(config: Config, warm: bool = True, remote: RemoteClients | None = N
     `remote`: clients on other machines; the task's data here are only for testing."""
     look(config)
     data = load_data(config)
-    model = build_model(config.model, data.shape, data.classes, config.seed)
+    model = build_model(with_adapters(config.model, config.peft), data.shape, data.classes, config.seed)
     if config.init is not None and warm:
         warm_start(model, Path(config.init))
     clients, test = populate(config, data) if remote is None else (remote, tested(data))
@@ -72,7 +73,13 @@ def options(config: Config) -> Options:
         device=config.device,
         target=config.target,
         detail=config.detail,
+        **_of_text(config),
     )
+
+
+def _of_text(config: Config) -> dict[str, Any]:
+    """Return loss and metric of a language model, where the data are text."""
+    return {} if config.tokens is None else {"loss": next_token, "metric": Perplexity()}
 
 
 class Experiment:
@@ -137,7 +144,7 @@ def _blueprint(described: Description, remote: RemoteClients | None) -> Blueprin
     return Blueprint(
         text=described.dump(),
         build=lambda warm: assemble(config, warm, remote),
-        saved=Saved(config.model, data.shape, data.classes),
+        saved=Saved(with_adapters(config.model, config.peft), data.shape, data.classes),
         every=config.checkpoint_every,
         ranks=config.ranks,
     )

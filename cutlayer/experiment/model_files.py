@@ -16,12 +16,14 @@ from cutlayer.core import sealed
 from cutlayer.core.files import as_path
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.engine.run import Run
-from cutlayer.errors import ContractError, StoreError, expect
+from cutlayer.errors import ContractError, CutlayerError, StoreError, expect
 from cutlayer.experiment.description import PROGRAM
 from cutlayer.hf import adapters
 from cutlayer.nn.copies import sharing, twin
 from cutlayer.nn.cut import halves, unwrapped
-from cutlayer.registry import MODELS
+from cutlayer.registry import MODELS, PEFTS
+
+PEFT = "peft"  # the key of the adapters in a model's table
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,25 @@ class Saved:
         return {"cutlayer": json.dumps({**about, "part": part, **more})}
 
 
+def with_adapters(model: dict[str, Any], peft: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a model's table in the config and that of its adapters as one."""
+    return model if peft is None else {**model, PEFT: peft}
+
+
 def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
-    """Build a model by name, with weights drawn at the seed's address."""
-    arguments = {key: value for key, value in spec.items() if key != "name"}
-    part = MODELS[spec["name"]]
+    """Build a model by name, with weights drawn at the seed's address, and adapters if the table has any."""
+    arguments = {key: value for key, value in spec.items() if key not in ("name", PEFT)}
+    part, peft = MODELS[spec["name"]], dict(spec.get(PEFT) or {})
     known = (RuntimeError, ValueError, TypeError, ZeroDivisionError) if part.about is not None else (Exception,)
     with OwnRandomness(address(seed, 0, EVERYBODY, "weights")):
         try:
             model = part.build(arguments, {"shape": shape, "classes": classes})
+        except CutlayerError:
+            raise
         except known as error:
             raise ContractError(f"model = {spec}: it cannot be built for inputs of shape {shape}: {error}") from error
+        if peft:
+            model = PEFTS[peft.pop("name")].build(peft).wrap(model)
     expect(isinstance(model, nn.Module), "model", spec["name"], "a class or function that makes a torch.nn.Module")
     return cast(nn.Module, model)
 

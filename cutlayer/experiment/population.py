@@ -12,12 +12,14 @@ from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.partition import generator
 from cutlayer.data.parts import Holdout, Parts, Side, Tail
+from cutlayer.data.read.text_rows import Text
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.tasks import held, load_task
 from cutlayer.data.transform import Transform
 from cutlayer.data.views import Population, View
 from cutlayer.errors import expect
 from cutlayer.experiment.config import Config
+from cutlayer.registry.own import HF
 
 CLIENTS = 30
 _known: dict[Any, str] = {}
@@ -47,7 +49,8 @@ def _task(config: Config) -> tuple[str, Path | None, int | None, int, Own | None
     own = None
     if config.data is not None:
         columns = config.x_column, config.y_column, config.owner_column
-        own = Own(config.data, config.data_test, *columns, config.layout, config.image_size)
+        text = None if config.tokens is None else Text(config.model["name"].removeprefix(HF), config.tokens)
+        own = Own(config.data, config.data_test, *columns, config.layout, config.image_size, text)
     return config.task, Path(config.data_dir) if config.data_dir else None, config.train_rows, config.seed, own
 
 
@@ -60,6 +63,8 @@ def divided(config: Config, data: Dataset) -> tuple[StoredRows, Parts]:
     name, rows = config.partition["name"], data.train
     if config.protocol == "cyclesl" and not (name == "natural" and _shared(data)):
         rows = data.everything
+    by_label = rows.y.ndim > 1 and name not in ("iid", "natural", "quantity", "file")
+    expect(not by_label, "partition", name, "iid, natural, quantity or file: text has no classes")
     clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
     return rows, config.part("partition")(rows.y, clients, generator(config.seed), rows.owners)
 

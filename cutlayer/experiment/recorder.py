@@ -103,6 +103,7 @@ class Recorder(Sink):
             "best_accuracy": best.accuracy if best else None,
             "best_round": best.n if best else None,
             "final_accuracy": scored[-1].accuracy if scored else None,
+            **_other_scores(history),
             "seconds": sum(r.seconds for r in history),
             "sim_seconds": sum(r.sim_seconds or 0.0 for r in history),
             "peak_memory_mib": _peak_memory(),
@@ -196,6 +197,15 @@ def _cleared(out: Path, blueprint: Blueprint, run: Run, found: Global | None, kn
     checkpoint.forget_after(out, 0 if found is None else found.n)
     detail_file.trim(out / detail_file.FILE, 0 if found is None else found.n)
     return journal.trim(out / journal.FILE, 0 if found is None else found.n)
+
+
+def _other_scores(history: Sequence[Round]) -> dict[str, float]:
+    """The last loss and metric, of runs whose tests have no accuracy."""
+    tested = [r for r in history if r.loss is not None]
+    if not tested or tested[-1].accuracy is not None:
+        return {}
+    found = {"final_loss": tested[-1].loss, "final_metric": tested[-1].metric}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _profile(run: Run, blueprint: Blueprint) -> bytes:

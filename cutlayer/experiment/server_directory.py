@@ -14,8 +14,8 @@ from cutlayer.errors import ContractError, StoreError, unknown
 from cutlayer.experiment import checkpoint, description
 from cutlayer.experiment.config import Config
 from cutlayer.experiment.description import Changes, settled
-from cutlayer.experiment.experiment import Experiment
-from cutlayer.experiment.model_files import build_model
+from cutlayer.experiment.experiment import Experiment, options
+from cutlayer.experiment.model_files import build_model, with_adapters
 from cutlayer.experiment.population import load_data, look, tested, training_view
 from cutlayer.network.protocol.settings import Net
 from cutlayer.network.server import roster
@@ -82,15 +82,17 @@ def _service(config: Config, net: Net, known: Path | None, run: str) -> Service:
     data = load_data(config)
     rows = tested(data)
     seen = training_view(config, data)
-    about = About(config.model, data.shape, config.task, encode(seen), tuple(data.class_names))
+    spec = with_adapters(config.model, config.peft)
+    about = About(spec, data.shape, config.task, encode(seen), tuple(data.class_names))
     example = rows if rows is not None else (data.x[:4], data.y[:4])
-    model = in_blocks(build_model(config.model, data.shape, data.classes, config.seed), [example])
+    model = in_blocks(build_model(spec, data.shape, data.classes, config.seed), [example])
     return Service(
         model,
         example,
         net,
         config.cut,
         config.labels,
+        loss=options(config).loss,
         participation=config.participation,
         device=config.device,
         about=about,

@@ -5,6 +5,7 @@ A base is read from safetensors files alone, and no code of its own is run: neit
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,7 @@ def load(base: str, shape: Sequence[int], classes: int, dtype: Dtype = "float32"
     if len(shape) == 3:
         kind = transformers.AutoModelForImageClassification
         how |= {"num_labels": classes, "ignore_mismatched_sizes": True}
+    transformers.utils.logging.disable_progress_bar()  # it takes well under a second for each gigabyte
     try:
         model: nn.Module = kind.from_pretrained(base, **how)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -88,7 +90,9 @@ class LoRA:
             modules_to_save=also or None,
         )
         try:
-            made: nn.Module = peft.get_peft_model(model, settings)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of PEFT and transformers about each other
+                made: nn.Module = peft.get_peft_model(model, settings)
         except (ValueError, TypeError) as error:
             shown = self.targets or "those that PEFT chooses"
             raise ContractError(f"peft.targets = {shown!r}: no adapters for this model: {_first(error)}") from error

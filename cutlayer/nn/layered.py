@@ -164,6 +164,8 @@ def _outer(module: nn.Module, path: str, around: Sequence[str], replaced: Mappin
 class _Block(nn.Module):
     """A block of a model: the modules it owns, under their own names, and shells that call them."""
 
+    stackable = False
+
     def __init__(self, owned: Mapping[str, nn.Module], *shells: _Shell) -> None:
         super().__init__()
         self.shells = shells  # in a tuple, so that the shells' modules are not this module's

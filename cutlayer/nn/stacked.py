@@ -111,6 +111,8 @@ def each_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
 def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | None:
     """Return why a half cannot be stacked, found by trying it on one batch with two rows; None if it can."""
     modules = [module for block in half.blocks for module in block.modules()]
+    if any(not getattr(block, "stackable", True) for block in half.blocks):
+        return "a model of transformers prepares its masks by looking at their values"
     if any(isinstance(module, nn.RNNBase) for module in modules):
         return "vmap has no rule for recurrent layers"
     if autocast and any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in modules):

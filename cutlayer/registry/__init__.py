@@ -19,10 +19,12 @@ OPTIMIZERS = Table(
 )
 LR_SCHEDULES = Table("lr_schedule", optimizers.LR_SCHEDULES, Part.own, ("__call__",))
 PARTITIONS = Table("partition", data.PARTITIONS, Part.own, ("__call__",))
-MODELS = Table("model", models.MODELS, Part.own)
+MODELS = Table("model", models.MODELS, Part.own, hf=models.hugging_face)
+PEFTS = Table("peft", models.PEFTS, Part.own, ("wrap",))
 TASKS = Table("task", data.TASKS, Task.own)
 KINDS: dict[str, Table[Any]] = {
-    table.what: table for table in (SCHEMES, LOCALS, UPDATES, OPTIMIZERS, LR_SCHEDULES, PARTITIONS, MODELS, TASKS)
+    table.what: table
+    for table in (SCHEMES, LOCALS, UPDATES, OPTIMIZERS, LR_SCHEDULES, PARTITIONS, MODELS, PEFTS, TASKS)
 }
 
 
@@ -30,7 +32,7 @@ def register(kind: str, name: str, maker: Callable[..., Any], line: str = "your 
     """Give a part of your own a name, for the command line and for configs: `cutlayer run --import MODULE` imports the
     module that calls this.
 
-    kind    "scheme", "local", "update", "optimizer", "lr_schedule", "partition", "model" or "task"
+    kind    "scheme", "local", "update", "optimizer", "lr_schedule", "partition", "model", "peft" or "task"
     maker   a class or function that makes it; of a model, from any of `shape` and `classes` and its own parameters; of
             a task, a function without parameters that returns (x, y), or ((x, y), (x_test, y_test))
     line    what `cutlayer list` says of it
@@ -48,6 +50,7 @@ __all__ = [
     "OPTIMIZERS",
     "OWN",
     "PARTITIONS",
+    "PEFTS",
     "PROFILES",
     "SCHEMES",
     "TASKS",

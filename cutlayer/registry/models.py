@@ -109,3 +109,26 @@ MODELS: dict[str, Part] = {
         },
     ),
 }
+
+PEFTS: dict[str, Part] = {
+    "lora": Part(
+        "cutlayer.hf.base:LoRA",
+        "low-rank adapters beside frozen weights",
+        "Hu et al., ICLR 2022",
+        about={
+            "r": Takes("INT", 8, "rank of an adapter, at least 1"),
+            "alpha": Takes("FLOAT", 16.0, "an adapter counts alpha/r times, above 0"),
+            "dropout": Takes("FLOAT", 0.0, "share of an adapter's inputs set to zero in training, from 0 to below 1"),
+            "targets": Takes("NAMES", "", "modules that get one, q_proj,v_proj (default: those PEFT chooses)"),
+            "also": Takes("NAMES", "", "modules that are trained in full, such as a classifier"),
+        },
+    ),
+}
+
+
+def hugging_face(base: str) -> Part:
+    """The entry of a model of transformers: `hf:NAME_OR_PATH`."""
+    types = "{float32,bfloat16,float16}"
+    about = {"dtype": Takes(types, "float32", "type of the base's weights; adapters are float32")}
+    line = "a model of transformers; a block for the embeddings, each layer, and the head"
+    return Part("cutlayer.hf.base:load", line, "-", fixed={"base": base}, about=about)

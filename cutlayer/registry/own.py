@@ -1,6 +1,7 @@
 """Code from outside this package: modules that a user names by a flag, in a config of their own, or in Python.
 
-A name with a colon, "my_nets:build", is an import path: a module, and a class or function in it. A config in a run
+A name with a colon, "my_nets:build", is an import path: a module, and a class or function in it. ("hf:NAME" is none: it
+names files of weights, which hold no code.) A config in a run
 directory may have come from somebody else, so its import paths alone import nothing: the person who runs the program
 must have named the module (`allow`).
 """
@@ -16,12 +17,18 @@ from typing import Any, cast
 from cutlayer.errors import ContractError
 
 COLON = ":"
+HF = "hf:"  # before the name or path of a model of Hugging Face's transformers
 _named: set[str] = set()  # modules that the person who runs this process has named
 
 
 def is_path(name: object) -> bool:
     """Whether a name is an import path."""
-    return isinstance(name, str) and COLON in name
+    return isinstance(name, str) and COLON in name and not is_hf(name)
+
+
+def is_hf(name: object) -> bool:
+    """Whether a name is that of a model of transformers."""
+    return isinstance(name, str) and name.startswith(HF)
 
 
 def allow(name: str) -> None:

@@ -18,7 +18,7 @@ class Table(Mapping[str, V], Generic[V]):
     "module:name". `needs`: the attributes that an object of this kind has.
 
     Besides the names that ship there are those of installed packages (entry points of the group "cutlayer.schemes"),
-    those of `register`, and import paths.
+    those of `register`, and import paths; of models, also `hf:NAME_OR_PATH`, for which `hf` makes an entry.
     """
 
     def __init__(
@@ -27,8 +27,9 @@ class Table(Mapping[str, V], Generic[V]):
         shipped: Mapping[str, V],
         of: Callable[[Callable[..., Any] | str, str], V],
         needs: Sequence[str] = (),
+        hf: Callable[[str], V] | None = None,
     ) -> None:
-        self.what, self.shipped, self.needs = what, dict(shipped), tuple(needs)
+        self.what, self.shipped, self.needs, self._hf = what, dict(shipped), tuple(needs), hf
         self._of = of
         self._own: dict[str, V] = {}
 
@@ -51,13 +52,16 @@ class Table(Mapping[str, V], Generic[V]):
         for known in (self.shipped, self._own):
             if name in known:
                 return known[name]
+        if self._hf is not None and own.is_hf(name):
+            self._own[name] = self._hf(name.removeprefix(own.HF))
+            return self._own[name]
         if own.is_path(name):
             self._own[name] = self._of(own.found(self.what, name), "your own")
             return self._own[name]
         return self._installed[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self.shipped, *(n for n in self._own if not own.is_path(n)), *self._installed])
+        yield from dict.fromkeys([*self.shipped, *(n for n in self._own if own.COLON not in n), *self._installed])
 
     def __len__(self) -> int:
         return len(list(iter(self)))

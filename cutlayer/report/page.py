@@ -25,7 +25,9 @@ summary { cursor: pointer; margin: 0.3rem 0; }
   td { border-color: #333; } img { background: #fff; border-radius: 4px; }
 }
 """
-ROUND_COLUMNS = ("n", "accuracy", "loss", "f1", "mcc", "participants", "skipped", "steps", "bytes_up", "bytes_down")
+ROUND_COLUMNS = (
+    *("n", "accuracy", "loss", "metric", "f1", "mcc", "participants", "skipped", "steps", "bytes_up", "bytes_down"),
+)
 
 
 def write(out: Path) -> tuple[Table, list[Path]]:

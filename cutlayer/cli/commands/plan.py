@@ -29,7 +29,7 @@ from cutlayer.registry import TASKS, own
 from cutlayer.report.table import duration
 
 MAIN = (  # what the table at a run's start shows even if it was not chosen
-    *("model", "cut", "scheme", "local", "update", "optimizer", "server_optimizer", "protocol"),
+    *("model", "peft", "cut", "scheme", "local", "update", "optimizer", "server_optimizer", "protocol"),
     *("partition", "clients", "participation", "rounds", "batch_size", "local_epochs", "local_steps", "seed"),
 )
 STEPS = 3  # steps of each client that are timed for the estimate
@@ -193,7 +193,7 @@ def traffic(run: Run) -> tuple[float, int]:
     W_c, _ = run.state.W.split(setup.offsets[cut])
     element = run.state.W.w.element_size()
     samples = steps_of(run)[1]
-    smashed = 2 * samples * setup.shape.elements[cut] * element
+    smashed = (2 if setup.back(cut).returns else 1) * samples * setup.shape.elements[cut] * element
     fronts = 0 if setup.traits.carry == "keep" else 2 * W_c.nbytes
     return smashed + fronts, W_c.nbytes
 

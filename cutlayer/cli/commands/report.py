@@ -36,9 +36,12 @@ def _result(summary: dict[str, Any]) -> str:
     if summary["best_round"] is None:
         tested = f"after {summary['rounds']} rounds: never tested"
     mib = (summary["bytes_up"] + summary["bytes_down"]) / 2**20
+    scores = f"best accuracy   {best} {tested}\nfinal accuracy  {final}"
+    if "final_loss" in summary:  # the labels are not classes
+        metric = f", metric {summary['final_metric']:.4g}" if "final_metric" in summary else ""
+        scores = f"final loss      {summary['final_loss']:.4g}{metric} after {summary['rounds']} rounds"
     return (
-        f"best accuracy   {best} {tested}\n"
-        f"final accuracy  {final}; {mib:.1f} MiB sent\n"
+        f"{scores}; {mib:.1f} MiB sent\n"
         f"time            {summary['seconds']:.1f} seconds{simulated}\n"
         f"weights         sha256 {summary.get('sha256', '-')}"
     )

@@ -141,7 +141,7 @@ def _seconds(name: str, given: str) -> float:
 def join(args: argparse.Namespace) -> int:
     needs("net")
     from cutlayer.engine import inputs
-    from cutlayer.experiment.client_data import ClientData
+    from cutlayer.experiment.client_data import ClientData, loss
     from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
     from cutlayer.network.protocol.settings import Limits
 
@@ -158,7 +158,7 @@ def join(args: argparse.Namespace) -> int:
 
     peer = Peer(args.server, args.certs or None, args.name, args.insecure, _seconds("patience", args.patience))
     out, device = as_path("out", args.out), inputs.device(args.device)
-    joined = ClientLoop(peer, Workplace(data, out, limits=limits, device=device), say)()
+    joined = ClientLoop(peer, Workplace(data, out, loss, limits, device), say)()
     if not args.quiet:
         print(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}), flush=True)
     return 0

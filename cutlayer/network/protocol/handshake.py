@@ -13,7 +13,7 @@ from torch import nn
 
 from cutlayer.core.randomness import Randomness
 from cutlayer.errors import ContractError, FrameError, expect
-from cutlayer.network.transport import Code
+from cutlayer.network.transport import Code, plain
 from cutlayer.network.transport.frames import DTYPES, VERSION
 from cutlayer.nn.cut import Layout, blocks_of, unwrapped
 from cutlayer.nn.state import frozen_digest
@@ -94,8 +94,8 @@ def digest(model: nn.Module, layout: Layout, cut: int) -> str:
 
 def refuse_other(mine: str, theirs: str) -> None:
     """Refuse a model that is not the server's, given the digests of both."""
-    (blocks, *frozen), (others, *other) = mine.split(), theirs.split()
+    (blocks, _, frozen), (others, _, other) = mine.partition(" "), theirs.partition(" ")
     if blocks == others and frozen != other:
-        shown = [" ".join(one)[:16] or "nothing frozen" for one in (frozen, other)]
-        raise ContractError(f"model: its frozen weights have the digest {shown[0]}; the server's have {shown[1]}")
-    expect(blocks == others, "model", f"front {blocks}", f"the server's, {others}: the same blocks")
+        shown = [one[:16] or "of none" for one in (frozen, other)]
+        raise ContractError(f"model: its frozen weights have the digest {shown[0]}, the server's {plain(shown[1])}")
+    expect(blocks == others, "model", f"front {blocks}", f"the server's, {plain(others)}: the same blocks")
