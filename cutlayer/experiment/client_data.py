@@ -54,11 +54,12 @@ class ClientData:
             raise StoreError(f"data = {str(self.data)!r}: no such folder or file")
 
     def __call__(self, welcome: Welcome) -> tuple[nn.Module, Source]:
+        self._named(welcome)
         rows = self.rows(welcome)
         return in_blocks(self.model(welcome), [rows]), rows
 
-    def model(self, welcome: Welcome) -> nn.Module:
-        """Build the server's model by name; check its size before memory is allocated for the weights."""
+    def _named(self, welcome: Welcome) -> Mapping[str, Any]:
+        """Return the table of the model; refuse one that only the server names, but that this client must have."""
         named = self.own or welcome.model
         if named is None:
             raise ContractError(
@@ -69,6 +70,11 @@ class ClientData:
             raise ContractError(
                 f"the server trains {plain(named['name'])}, {what}: expected the same model here, with --model"
             )
+        return named
+
+    def model(self, welcome: Welcome) -> nn.Module:
+        """Build the server's model by name; check its size before memory is allocated for the weights."""
+        named = self._named(welcome)
         if own.is_hf(named.get("name")):
             return self._base(named, welcome)
         try:

@@ -36,6 +36,7 @@ from cutlayer.network.transport.frames import Frame
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Layout, blocks_of, in_order, learns
 from cutlayer.nn.flat import Vectors, half
+from cutlayer.nn.language import IGNORED
 from cutlayer.nn.nested import Inputs, each, ordered, parted
 from cutlayer.optim.local import joint
 
@@ -51,7 +52,7 @@ class Contract:
     `a[L]`: the shape of one sample's activations at cut L. `more[L]`: the shapes and types of the tensors beside them.
     `z`: the shape of one sample's features, where labels stay with the client. `floats`: the type of both. `sizes[L]`:
     the sizes of the three vectors of a front. `frozen`: the cuts whose fronts need no gradient. `y`: the shape and type
-    of a label. `classes`: labels are below this (None: any).
+    of a label. `classes`: labels are below this (None: any). `tokens`: the same of labels that may be ignored (-100).
     """
 
     dtype: torch.dtype
@@ -65,6 +66,7 @@ class Contract:
     least: int = 1  # fewest rows of a batch: 2 where a batch norm needs them
     floats: torch.dtype = torch.float32
     frozen: frozenset[int] = frozenset()
+    tokens: int | None = None
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
@@ -144,6 +146,9 @@ class Contract:
         if self.classes is not None:
             good = int(y.min()) >= 0 and int(y.max()) < self.classes
             _must(good, f"labels outside 0..{self.classes - 1}")
+        elif self.tokens is not None:
+            good = bool(((y == IGNORED) | ((y >= 0) & (y < self.tokens))).all())
+            _must(good, f"labels other than {IGNORED} and 0..{self.tokens - 1}")
         elif y.is_floating_point():
             _must(bool(torch.isfinite(y).all()), "labels with NaN or infinity")
 

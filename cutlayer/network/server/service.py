@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from cutlayer.network.transport.reload import Reminders
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Cut, Layout, block_names, blocks_of, cut_range, probe
 from cutlayer.nn.flat import half
+from cutlayer.nn.language import next_token
 from cutlayer.schemes.autograd import Loss
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,10 @@ class Service:
         with torch.no_grad():
             outputs, _ = probe(model, x, *cuts, self.layout.tail)
         classes = inputs.classes(self.loss, outputs)
-        contract = agreed(model, cuts, self.layout, rows, classes, on)
+        contract = replace(
+            agreed(model, cuts, self.layout, rows, classes, on),
+            tokens=int(outputs.shape[-1]) if self.loss is next_token else None,
+        )
         self.welcome = Welcome(
             run=self.run_id,
             cuts=cuts,
