@@ -33,7 +33,8 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "api": "core nn data simulation optim clients schemes processes engine network.transport network.protocol "
     "network.client network.server experiment track report",
     "ui": "core experiment network.transport network.server",
-    "bench": "core registry nn optim schemes engine processes api network.transport network.protocol network.server",
+    "bench": "core registry nn hf optim clients schemes engine processes api network.transport network.protocol "
+    "network.server",
     "cli": "core registry models nn data simulation schemes processes engine network.transport "
     "network.protocol network.client network.server experiment track report ui bench",
 }

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
+from cutlayer.clients.messages import Loss
 from cutlayer.nn.cut import halves
+from cutlayer.nn.nested import parted
 
 RATE, MOMENTUM, DECAY = 0.01, 0.9, 5e-4
 Data = Sequence[tuple[Tensor, Tensor]]
@@ -21,13 +23,13 @@ Data = Sequence[tuple[Tensor, Tensor]]
 class Centralised:
     """One model, one optimizer, one batch after another; `tuned`: channels_last and a fused optimizer."""
 
-    def __init__(self, model: nn.Module, data: Data, batch: int, tuned: bool) -> None:
+    def __init__(self, model: nn.Module, data: Data, batch: int, tuned: bool, loss: Loss = cross_entropy) -> None:
         self.model, self.data, self.batch, self.tuned = copy.deepcopy(model).train(), data, batch, tuned
+        self.loss = loss
         if tuned:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=tuned or None
-        )
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=tuned or None)
 
     def __call__(self) -> None:
         """Take as many steps, on the same samples, as all clients take in a round."""
@@ -38,15 +40,16 @@ class Centralised:
                 if self.tuned and x_b.ndim == 4:
                     x_b = x_b.contiguous(memory_format=torch.channels_last)
                 self.optimizer.zero_grad()
-                functional.cross_entropy(self.model(x_b), y_b).backward()  # type: ignore[no-untyped-call]
+                out = self.model(x_b)
+                self.loss(getattr(out, "logits", out), y_b).backward()  # type: ignore[no-untyped-call]
                 self.optimizer.step()
 
 
 class Naive:
     """A module and an optimizer for every client and every surrogate; momentum averaged through state dicts."""
 
-    def __init__(self, model: nn.Module, cut: int, data: Data, batch: int) -> None:
-        self.data, self.batch = data, batch
+    def __init__(self, model: nn.Module, cut: int, data: Data, batch: int, loss: Loss = cross_entropy) -> None:
+        self.data, self.batch, self.loss = data, batch, loss
         self.front, self.back = halves(model, cut)
 
     def __call__(self) -> None:
@@ -59,12 +62,12 @@ class Naive:
                 rows = torch.randperm(self.batch) + start
                 of_fronts[j].zero_grad()
                 of_backs[j].zero_grad()
-                a = fronts[j](x[rows])
+                a, _ = parted(fronts[j](x[rows]))
                 smashed = a.detach().clone().requires_grad_()
-                functional.cross_entropy(backs[j](smashed), y[rows]).backward()  # type: ignore[no-untyped-call]
+                self.loss(backs[j](smashed), y[rows]).backward()  # type: ignore[no-untyped-call]
                 of_backs[j].step()
                 if a.requires_grad:
-                    a.backward(smashed.grad)
+                    a.backward(smashed.grad)  # type: ignore[no-untyped-call]
                 of_fronts[j].step()
             self._fuse(of_backs)
         for part, parts in ((self.front, fronts), (self.back, backs)):
@@ -77,7 +80,8 @@ class Naive:
 
     @staticmethod
     def _optimizer(part: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(part.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        trained = [p for p in part.parameters() if p.requires_grad]
+        return torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
 
     @staticmethod
     def _fuse(optimizers: Sequence[torch.optim.Optimizer]) -> None:

@@ -24,6 +24,7 @@ from cutlayer.bench.timing import interleaved, ratio, spread
 from cutlayer.engine.backend import cores
 from cutlayer.engine.exchange import Exchange
 from cutlayer.engine.run import Run
+from cutlayer.nn.blocks import as_blocks
 from cutlayer.optim.sgd import SGD
 from cutlayer.registry import SCHEMES
 from cutlayer.schemes.smofi import Fused
@@ -39,6 +40,7 @@ def run(case: Case, scheme: str = "smofi", threads: int | None = None, backend: 
         more.pop("model", None) or case.build(),
         more.pop("clients", None) or case.data(),
         cut=case.cut,
+        loss=case.loss,
         scheme=scheme,
         optimizer=OURS,
         rounds=FOREVER,
@@ -56,10 +58,11 @@ def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
         case = _smaller(CASES[name]) if quick else CASES[name]
         data, model = case.data(), case.build()
         ours = run(case, model=model, clients=data)
+        blocks = as_blocks(model, data[0][0][:2])
         plays: dict[str, Callable[[], object]] = {
-            "plain": Centralised(model, data, case.batch, tuned=False),
-            "tuned": Centralised(model, data, case.batch, tuned=True),
-            "naive": Naive(model, case.cut, data, case.batch),
+            "plain": Centralised(model, data, case.batch, tuned=False, loss=case.loss),
+            "tuned": Centralised(model, data, case.batch, tuned=True, loss=case.loss),
+            "naive": Naive(blocks, case.cut, data, case.batch, case.loss),
             "ours": ours.__next__,
         }
         seconds = interleaved(plays, repeats)

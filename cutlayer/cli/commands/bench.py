@@ -12,7 +12,7 @@ import rich.box
 import rich.table
 
 from cutlayer.bench import sections
-from cutlayer.bench.cases import CASES
+from cutlayer.bench.cases import CASES, measurable
 from cutlayer.bench.sections import Row
 from cutlayer.cli.bench import NETWORK, SECTIONS
 from cutlayer.cli.output import console, print_json
@@ -24,7 +24,7 @@ BAR = 16  # characters of a bar that stands for a ratio of 2
 
 def run(args: argparse.Namespace) -> int:
     everything = NETWORK if args.net else SECTIONS
-    chosen, models = args.only or list(everything), args.models or list(CASES)
+    chosen, models = args.only or list(everything), args.models or measurable()
     for given, valid, what in ((chosen, (*SECTIONS, *NETWORK), "section"), (models, CASES, "model")):
         for name in given:
             if name not in valid:
