@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import cutlayer as cl
 from tests.hf import nets
 
 pytestmark = [pytest.mark.extras, pytest.mark.filterwarnings("ignore")]
@@ -25,7 +26,7 @@ class Letters:
         return {"input_ids": torch.tensor([[2 + ord(c) % 40 for c in texts]]) if return_tensors else numbers}
 
 
-def test_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     transformers, peft = nets.transformers(), nets.peft()
     text = PAGE.read_text()
     assert {"transformers", "peft"} <= set(re.findall(r"from (\w+) import", text)) and peft
@@ -34,6 +35,10 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: nets.tiny(**tied))
     classifier = transformers.AutoModelForSequenceClassification
     monkeypatch.setattr(classifier, "from_pretrained", lambda name, **more: nets.make("llama-classes", **more))
+    monkeypatch.chdir(tmp_path)
+    rows = torch.randint(2, nets.VOCABULARY, (4, 6))
+    trained: dict[str, Any] = {"cut": 2, "rounds": 1, "batch_size": 2, "loss": cl.next_token, "out": "runs/notes"}
+    cl.train(nets.with_lora(nets.tiny(**tied)), [(rows, rows)], **trained)
     words = ["to be, or not to be, that is the question"]
     given: dict[str, Any] = {
         "texts_of_each_client": [words * 14, words * 13],

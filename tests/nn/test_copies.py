@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cutlayer.nn.copies import twin, twins
+from cutlayer.nn.copies import sharing, twin, twins
 
 
 class Odd(nn.Module):
@@ -62,3 +62,18 @@ def test_twins_share_what_they_are_told_to() -> None:
     assert all(a is not b for a, b in zip(one, other, strict=True))
     buffers = [[t for block in blocks for t in block.buffers()] for blocks in (one, other)]
     assert all(a is not b and torch.equal(a, b) for a, b in zip(*buffers, strict=True))
+
+
+def test_frozen_parameters_are_shared() -> None:
+    """Their values, not the parameters themselves: moving or replacing the copy's leaves the original as it is."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).requires_grad_(False)
+    model[1].weight = model[0].weight
+    model[1].bias.requires_grad_(True)
+    copy = twin(model)
+    assert copy[0].weight is not model[0].weight and copy[0].weight.data_ptr() == model[0].weight.data_ptr()
+    assert copy[1].weight is copy[0].weight  # still one parameter
+    assert copy[1].bias.data_ptr() != model[1].bias.data_ptr()
+    copy.double()
+    assert model[0].weight.dtype == torch.float32
+    whole = sharing(nn.Linear(3, 3))
+    assert not any(p.requires_grad for p in whole.parameters())

@@ -260,6 +260,38 @@ def test_a_shared_buffer_is_refused_too() -> None:
         cl.halves(model, 1)
 
 
+def test_both_sides_may_have_constants() -> None:
+    """A frozen parameter, and a buffer that is not part of the state."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    model[2].weight = model[0].weight
+    model[0].weight.requires_grad_(False)
+    table = torch.ones(4, dtype=torch.float64)
+    for block in (model[0], model[2]):
+        block.register_buffer("table", table, persistent=False)
+    before = model[0].weight.clone()
+    trained = cl.train(model, data((4,)), cut=1, batch_size=4, rounds=1, local_epochs=1).model
+    assert isinstance(trained, nn.Sequential) and trained[2].weight is trained[0].weight
+    assert torch.equal(trained[0].weight, before) and not torch.equal(trained[2].bias, model[2].bias)
+
+
+class Counting(nn.Module):
+    """Writes into a buffer that is not part of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x
+
+
+def test_a_forward_leaves_constants_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Counting(), nn.Linear(4, 4)).double()
+    with pytest.raises(cl.ContractError, match=r"its forward changes the buffer = 'Counting.seen': expected a persist"):
+        cl.train(model, data((4,)), cut=0, batch_size=4)
+
+
 @pytest.mark.parametrize("cut", [-1, 2, 3, True, 1.0, "1", None, (1, 0), (-1, 1), (0, 2), (0, 1.0), (0,), (0, 1, 1)])
 def test_a_cut_out_of_range_is_refused(cut: Any) -> None:
     """Of three blocks the server keeps at least the last."""
