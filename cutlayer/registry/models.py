@@ -119,8 +119,8 @@ PEFTS: dict[str, Part] = {
             "r": Takes("INT", 8, "rank of an adapter, at least 1"),
             "alpha": Takes("FLOAT", 16.0, "an adapter counts alpha/r times, above 0"),
             "dropout": Takes("FLOAT", 0.0, "share of an adapter's inputs set to zero in training, from 0 to below 1"),
-            "targets": Takes("NAMES", "", "modules that get one, q_proj,v_proj (default: those PEFT chooses)"),
-            "also": Takes("NAMES", "", "modules that are trained in full, such as a classifier"),
+            "targets": Takes("TEXT", "", "modules that get one, q_proj,v_proj (default: those PEFT chooses)"),
+            "also": Takes("TEXT", "", "modules that are trained in full, such as a classifier"),
         },
     ),
 }
