@@ -1,6 +1,6 @@
 """Shells of a model: its own forward, with some of its modules replaced by others that only pass activations on.
 
-A shell is a copy of the model's outer modules, those around its layers, that shares their children. It owns no parameter.
+A shell is a copy of the modules around a model's layers that shares their children. It owns no parameter.
 """
 
 from __future__ import annotations
