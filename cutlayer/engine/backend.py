@@ -93,9 +93,10 @@ def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.dev
     """Return `randomness`, and whether the loss draws random numbers."""
     whole = half(model, range(len(checked_blocks(model))), device)
     constants = [(m, name, t, t._version) for block in whole.blocks for m, name, t in constant_buffers(block)]
+    views = whole.views(whole.read())
     with torch.no_grad():
         with OwnRandomness() as drawn:
-            out, _ = parted(whole(each(x, torch.clone), whole.views(whole.read())))
+            out, _ = parted(whole(each(x, torch.clone), views))
         for module, name, tensor, version in constants:
             same = getattr(module, name) is tensor and tensor._version == version
             words = "a persistent one, which is part of the model's state, or one that stays as it is"
@@ -107,11 +108,12 @@ def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.dev
 
 def _reasons(s: Subject, autocast: bool) -> tuple[str | None, str | None]:
     """Return why each half cannot be stacked (None: it can). Where the cut is redrawn, try the whole model for both."""
+    if s.redrawn:
+        reason = unstackable(s.whole(), s.W, s.x, autocast)
+        return reason, reason
+    front, back = s.front(s.cuts[0]), s.back(s.cuts[0])
+    W_c, W_s = s.W.split(front.sizes)
+    views = front.views(W_c.clone())
     with OwnRandomness(), torch.no_grad():
-        if s.redrawn:
-            reason = unstackable(s.whole(), s.W, s.x, autocast)
-            return reason, reason
-        front, back = s.front(s.cuts[0]), s.back(s.cuts[0])
-        W_c, W_s = s.W.split(front.sizes)
-        a = front(each(s.x, torch.clone), front.views(W_c.clone()))
-        return unstackable(front, W_c, s.x, autocast), unstackable(back, W_s, a, autocast)
+        a = front(each(s.x, torch.clone), views)
+    return unstackable(front, W_c, s.x, autocast), unstackable(back, W_s, a, autocast)

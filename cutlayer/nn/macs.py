@@ -62,8 +62,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def shape_of(model: nn.Module, x: Inputs) -> Shape:
     """Measure the blocks' costs and output sizes on the rows `x` in training mode."""
     counts, elements, rows = [], [], length(x)
+    blocks = checked_blocks(twin(model).train())
     with OwnRandomness():
-        for block in checked_blocks(twin(model).train()):
+        for block in blocks:
             with _Counter() as counter, torch.enable_grad():
                 recurrent = _Recurrent(block, counter)
                 x = block(each(x, lambda t: t.detach().clone()) if isinstance(x, Tensor | dict) else x)

@@ -130,7 +130,7 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
         rows.fill(state, 2)
         try:
             stack = Stack(rows, [0, 1])
-            with _SAYING, warnings.catch_warnings(record=True) as said:
+            with _SAYING, warnings.catch_warnings(record=True) as said, OwnRandomness():
                 warnings.simplefilter("always")
                 out, _ = parted(stack.forward(stacked([x, x])))
                 if out.requires_grad:
@@ -141,7 +141,7 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
             if autocast:
                 # the input may come from another half in bfloat16
                 short = each(x, lambda t: t.bfloat16() if t.is_floating_point() else t)
-                with torch.autocast(half.device.type, torch.bfloat16):
+                with torch.autocast(half.device.type, torch.bfloat16), OwnRandomness():
                     stack.forward(stacked([x, x]))
                     stack.forward(stacked([short, short]))
         except Exception as error:  # vmap and a user's model may raise anything
