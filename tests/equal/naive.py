@@ -49,10 +49,19 @@ class Rule:
 M = TypeVar("M", bound=nn.Module)
 
 
-def copied(module: M) -> M:
-    """A deep copy. Copies of empty dictionaries, as modules have for hooks, are made in advance: that is quicker."""
-    held = (value for part in module.modules() for value in vars(part).values())
-    return copy.deepcopy(module, {id(one): type(one)() for one in held if type(one) in (dict, OrderedDict) and not one})
+def copied(module: M, made: dict[int, nn.Parameter] | None = None) -> M:
+    """A copy with blocks, parameters and buffers of its own. All else in a module stays as it is, and is not copied:
+    that is quicker. `made`: the parameters copied so far, which another block may share."""
+    made, other = {} if made is None else made, copy.copy(module)
+    for w in module._parameters.values():
+        if w is not None and id(w) not in made:
+            made[id(w)] = nn.Parameter(w.detach().clone(), w.requires_grad)
+    vars(other).update(
+        _parameters={name: None if w is None else made[id(w)] for name, w in module._parameters.items()},
+        _buffers={name: None if b is None else b.clone() for name, b in module._buffers.items()},
+        _modules={name: None if one is None else copied(one, made) for name, one in module._modules.items()},
+    )
+    return other
 
 
 class Half:
@@ -119,16 +128,23 @@ def split_step(front: Half, back: Half, batch: Batch, n: int) -> None:
 
 def split_gradients(front: Half, back: Half, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
     """The gradients of both halves: of the mean over the batch, taken in micro-batches where the rule says so."""
+    if front.rule.micro is None:
+        return gradients_of(front, back, *batch)
     sums: list[list[Tensor]] = []
-    for x, y in zip(*(part.split(front.rule.micro or len(part)) for part in batch), strict=True):
-        a = front.module(x)
-        leaf = a.detach().clone().requires_grad_()
-        loss = functional.cross_entropy(back.module(leaf), y)
-        gx, *of_back = torch.autograd.grad(loss, [leaf, *back.weights.values()])
-        of_front = torch.autograd.grad(a, list(front.weights.values()), grad_outputs=gx)
+    for x, y in zip(*(part.split(front.rule.micro) for part in batch), strict=True):
+        of_front, of_back = gradients_of(front, back, x, y)
         sums.append([len(y) / len(batch[1]) * g for g in (*of_front, *of_back)])
     total = [torch.stack(same).sum(dim=0) for same in zip(*sums, strict=True)]
     return total[: len(front.weights)], total[len(front.weights) :]
+
+
+def gradients_of(front: Half, back: Half, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The gradients of both halves for one batch."""
+    a = front.module(x)
+    leaf = a.detach().clone().requires_grad_()
+    loss = functional.cross_entropy(back.module(leaf), y)
+    gx, *of_back = torch.autograd.grad(loss, [leaf, *back.weights.values()])
+    return list(torch.autograd.grad(a, list(front.weights.values()), grad_outputs=gx)), of_back
 
 
 def mean(weighted: Iterable[tuple[nn.Module, int]]) -> State:
@@ -351,7 +367,7 @@ def smofi(
 
 def small_model(dtype: torch.dtype = torch.float64, bn_momentum: float | None = 0.1) -> nn.Sequential:
     """Four blocks with BatchNorm in the first and the third; no bias stands right before a BatchNorm."""
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     return nn.Sequential(
         nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6, momentum=bn_momentum), nn.ReLU()),
         nn.Sequential(nn.Linear(6, 5), nn.Tanh()),
@@ -362,7 +378,7 @@ def small_model(dtype: torch.dtype = torch.float64, bn_momentum: float | None = 
 
 def small_clients(sizes: Sequence[int] = (5, 9, 13, 22, 3), dtype: torch.dtype = torch.float64) -> list[Batch]:
     """Clients of unequal size and unlike distribution."""
-    torch.manual_seed(4)
+    torch.default_generator.manual_seed(4)
     clients = []
     for j, size in enumerate(sizes):
         y = torch.randint(0, 3, (size,)) if j % 2 else torch.arange(size) % 2 + j % 3 // 2
