@@ -42,7 +42,7 @@ def types(training: torch.dtype) -> set[tuple[str, bool, torch.dtype]]:
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     front = nn.Sequential(nn.Conv2d(1, 4, 3), Seen("client"), nn.BatchNorm2d(4), nn.ReLU())
     back = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Seen("server"), nn.Tanh(), nn.Linear(8, 3))
     return nn.Sequential(front, back)
@@ -87,18 +87,18 @@ def test_it_is_on_and_weights_stay(scheme: str) -> None:
 
 
 def convolutions() -> nn.Sequential:
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Sequential(nn.ReLU(), nn.Conv2d(4, 3, 4), nn.Flatten()))
 
 
 def layers() -> nn.Sequential:
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), nn.Sequential(nn.Tanh(), nn.Linear(8, 3)))
 
 
 def normed() -> nn.Sequential:
     """The server half begins with a BatchNorm, which vmap cannot give the shorter type."""
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 

@@ -71,7 +71,7 @@ def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     return nn.Sequential(nn.Linear(16, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 10)))
 
 

@@ -34,7 +34,7 @@ def series(parts: list[Outputs]) -> Series:
 
 def guesses(rows: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Outputs that lean towards the truth."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     y = torch.randint(0, classes, (rows,))
     return torch.randn(rows, classes) + 1.2 * functional.one_hot(y, classes), y
 
@@ -148,7 +148,7 @@ def test_clients_without_rows_do_not_count() -> None:
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(4)
+    torch.default_generator.manual_seed(4)
     return nn.Sequential(
         nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 3))
     )

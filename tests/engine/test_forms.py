@@ -29,7 +29,7 @@ def data(n: int, seed: int = 0) -> Pair:
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
@@ -256,7 +256,7 @@ def test_several_inputs_by_name() -> None:
         def forward(self, x: dict[str, Tensor]) -> Tensor:
             return x["a"] + x["b"]
 
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = nn.Sequential(Sum(), nn.Linear(4, 8), nn.Linear(8, 3))
     x, y = data(26)
     given = [{"a": 2 * row, "b": -row, "text": "?", "labels": label} for row, label in zip(x, y, strict=True)]

@@ -45,7 +45,7 @@ class Samples:
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(Both(), nn.ReLU(), nn.Linear(3, 3))
 
 
@@ -108,7 +108,7 @@ def regression(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("scheme", ["smofi", "sflv2", "cyclesfl"])
 def test_regression_with_a_metric_of_the_callers(scheme: str) -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     test = regression(40, 9)
 
@@ -135,7 +135,7 @@ def test_regression_with_a_metric_of_the_callers(scheme: str) -> None:
 
 
 def test_a_metric_beside_accuracy_and_by_client() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     clients = [(x, (y[:, 0] > 0).long()) for x, y in (regression(20, s) for s in range(3))]
 

@@ -87,7 +87,7 @@ def train(path: str) -> None:
         "subsets": [Subset(Fetched(x, y), part.tolist()) for part in (order[:1000], order[1000:])],  # type: ignore[arg-type]
         "parts": Population(StoredRows(x, y), Parts(order, np.array([half, N])), Values()),
     }
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(SHAPE)), 4)), nn.Linear(4, 3))
     more: dict[str, Any] = {"rounds": 2, "local_steps": 2, "batch_size": 2, "threads": 2}
     with Anonymous() as memory:

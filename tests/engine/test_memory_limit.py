@@ -32,7 +32,7 @@ ALIKE = [field.name for field in dataclasses.fields(cl.Round) if field.name not 
 
 def model() -> nn.Sequential:
     """With buffers on both sides of the cut."""
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     return nn.Sequential(
         nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh()),
         nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh()),
@@ -241,7 +241,7 @@ STEPS = (4, 2, 6, 8, 2)  # samples of each client; with a batch of two, some hav
 
 def back_heavy() -> nn.Sequential:
     """A server half larger than anything else, and no buffers."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     back = nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 3))
     return nn.Sequential(nn.Linear(4, WIDTH), back)
 

@@ -23,17 +23,17 @@ FRONT = 4 * (6 * 5 + 5)  # bytes of the front's weights
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     return nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 3)))
 
 
 def normed() -> nn.Sequential:
-    torch.manual_seed(2)
+    torch.default_generator.manual_seed(2)
     return nn.Sequential(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), nn.Sequential(nn.Tanh(), nn.Linear(5, 3)))
 
 
 def clients() -> list[tuple[Tensor, Tensor]]:
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     return [(torch.randn(n, 6) + j, torch.randint(0, 3, (n,))) for j, n in enumerate(SIZES)]
 
 

@@ -20,7 +20,7 @@ def data(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 

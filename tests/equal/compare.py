@@ -42,7 +42,7 @@ def curved_model() -> nn.Sequential:
     BatchNorm right after a linear layer makes the gradients of a batch's rows sum to zero, and the mean gradient which
     SGLR hands out would be nothing but rounding.
     """
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     return nn.Sequential(
         nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh()),
         nn.Sequential(nn.Linear(6, 5), nn.Tanh()),

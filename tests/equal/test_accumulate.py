@@ -82,7 +82,7 @@ def parameters_differ(one: nn.Module, other: nn.Module) -> float:
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 

@@ -49,7 +49,7 @@ COUNTED = {field.name for field in dataclasses.fields(cl.Round)} - CLOSE - {"sec
 def model(dtype: torch.dtype = torch.float64, batchnorm: bool = True) -> nn.Sequential:
     """Convolutions on both sides of the cut. No bias stands right before a BatchNorm: its gradient would be zero but
     for rounding, and Adam would walk on the rounding."""
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
 
     def norm(channels: int) -> nn.Module:
         return nn.BatchNorm2d(channels) if batchnorm else nn.Identity()
@@ -230,7 +230,7 @@ def test_a_learning_rate_for_each_client_stacked() -> None:
 @pytest.mark.parametrize("scheme", ["smofi", "sglr", "cyclesfl"])
 def test_inputs_by_name_stacked(scheme: str) -> None:
     def make() -> nn.Module:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return nn.Sequential(
             Both(), nn.Sequential(nn.Tanh(), nn.Linear(3, 5)), nn.Sequential(nn.Tanh(), nn.Linear(5, 3))
         )
@@ -408,7 +408,7 @@ def test_long_vectors_in_parts_by_threads(
     """Vectors of several parts: weights and losses are the bits of the undivided ones, on any number of threads."""
 
     def make() -> nn.Module:
-        torch.manual_seed(6)
+        torch.default_generator.manual_seed(6)
         made = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(36, 40), nn.Tanh()), nn.Linear(40, 60))
         return made.append(nn.Sequential(nn.Tanh(), nn.Linear(60, 3))).double()
 
@@ -537,7 +537,7 @@ def odd(kind: str, front: bool, back: bool) -> Make:
     """A model with an odd block in its front, its back, or both."""
 
     def make() -> nn.Module:
-        torch.manual_seed(9)
+        torch.default_generator.manual_seed(9)
         block = ODD[kind][0]
         made = nn.Sequential(
             nn.Sequential(nn.Linear(5, 6), nn.Tanh(), block(6) if front else nn.Identity()),
@@ -606,7 +606,7 @@ class LateRain(Rain):
 
 def raining(kind: type[nn.Module]) -> Callable[[], nn.Sequential]:
     def make() -> nn.Sequential:
-        torch.manual_seed(2)
+        torch.default_generator.manual_seed(2)
         front = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), kind())
         return nn.Sequential(front, nn.Sequential(nn.Linear(6, 4), kind()), nn.Linear(4, 3)).double()
 

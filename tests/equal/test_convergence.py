@@ -80,7 +80,7 @@ def errors(clients: Data, seeds: int, decay: Callable[[int], float], momentum: f
     given: dict[str, Any] = {"cut": 0, "scheme": "smofi", "optimizer": optimizer, "rounds": ROUNDS}
     distance, excess = torch.zeros(2, ROUNDS, dtype=torch.float64)
     for seed in range(seeds):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = nn.Sequential(Front(), Back()).double()
         run = cl.rounds(model, clients, batch_size=4, local_steps=T, seed=seed, **given)
         for record in run:

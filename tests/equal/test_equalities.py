@@ -40,7 +40,7 @@ THEIRS: list[Callable[[Iterable[nn.Parameter], int], torch.optim.Optimizer]] = [
 
 def network(dropout: float = 0.0) -> nn.Sequential:
     """No bias before BatchNorm: its gradient is zero but for rounding, and Adam would walk on the rounding."""
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     return nn.Sequential(
         nn.Sequential(nn.Linear(5, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU()),
         nn.Sequential(nn.Linear(8, 6, bias=False), nn.Dropout(dropout)),
@@ -50,7 +50,7 @@ def network(dropout: float = 0.0) -> nn.Sequential:
 
 
 def population(sizes: Iterable[int] = SIZES) -> list[tuple[Tensor, Tensor]]:
-    torch.manual_seed(8)
+    torch.default_generator.manual_seed(8)
     return [(torch.randn(n, 5, dtype=torch.float64) + j % 3, torch.randint(4, (n,))) for j, n in enumerate(sizes)]
 
 
@@ -224,7 +224,7 @@ def test_a_seed_names_a_run(scheme: Any, dropout: float) -> None:
     """Bit for bit, whatever the caller draws in between; another seed is another run."""
     given = {"participation": 0.6, "cut": (0, 2), "rounds": 2}
     first = train(scheme, model=network(dropout), seed=5, **given)
-    torch.manual_seed(99)
+    torch.default_generator.manual_seed(99)
     again = train(scheme, model=network(dropout), seed=5, **given)
     assert same_bits(first.model.state_dict(), again.model.state_dict())
     assert [(r.clients, r.cut, r.train_loss) for r in first.history] == [

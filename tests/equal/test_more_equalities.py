@@ -181,7 +181,7 @@ class Listen(nn.Module):
 
 
 def listening(batchnorm: bool) -> nn.Sequential:
-    torch.manual_seed(11)
+    torch.default_generator.manual_seed(11)
     middle: list[nn.Module] = [nn.Linear(4, 6, bias=False), *([nn.BatchNorm1d(6)] if batchnorm else [])]
     front = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Listen())
     return nn.Sequential(front, nn.Sequential(*middle, nn.Tanh()), nn.Linear(6, 3)).double()

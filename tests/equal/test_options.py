@@ -144,7 +144,7 @@ def test_a_momentum_that_points_the_other_way_counts_nothing() -> None:
     """Of two clients with little momentum, the second has the first one's labels turned round."""
     x = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(10, 4)
     y = torch.zeros(10, dtype=torch.int64)
-    torch.manual_seed(7)
+    torch.default_generator.manual_seed(7)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).double()
     task = Task(model, [(x[:4], y[:4]), (x, 1 - y)], 0, Rule("sgd", lr=0.05, momentum=0.1), rounds=2)
     given: dict[str, Any] = {"optimizer": cl.SGD(lr=0.05, momentum=0.1, weight_decay=0.0), "rounds": 2}

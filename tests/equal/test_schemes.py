@@ -202,7 +202,7 @@ def test_other_cuts(scheme: str, cut: int) -> None:
 @pytest.mark.parametrize("scheme", ["smofi", "fedavg", "sflv1-epoch", "sflv2-client-round"])
 def test_convolutions(scheme: str) -> None:
     """The same on images, with a convolution and BatchNorm2d on either side of the cut."""
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     model = nn.Sequential(
         nn.Sequential(nn.Conv2d(1, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU()),
         nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),

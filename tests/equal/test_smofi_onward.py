@@ -15,7 +15,7 @@ SIZES = (16, 24, 20)
 
 
 def model() -> nn.Sequential:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return nn.Sequential(nn.Sequential(nn.Linear(5, 6), nn.Tanh()), nn.Linear(6, 3)).double()
 
 

@@ -58,7 +58,7 @@ LOCALS: dict[str, tuple[Any, Local]] = {
 def turned_model(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """Four blocks. No bias stands right before a BatchNorm, whose gradient would be rounding; and the middle is bent
     before its BatchNorm, so that the mean gradient at the cut, which SGLR hands out, is not rounding either."""
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     return nn.Sequential(
         nn.Sequential(nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6)),
         nn.Sequential(nn.Linear(6, 4), nn.Tanh()),
@@ -356,7 +356,7 @@ def test_what_goes_to_the_last_block_has_to_travel() -> None:
 
 
 def sharing(with_last: int) -> nn.Sequential:
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     model = nn.Sequential(*(nn.Linear(5, 5, bias=False) for _ in range(4))).double()
     model[3].weight = model[with_last].weight
     return model
