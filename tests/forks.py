@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LOADED = ["cutlayer.cli.main", "cutlayer.experiment.compare", "sklearn.datasets"]
+LOADED = ["cutlayer.cli.main", "cutlayer.experiment.compare"]
 
 
 class Forked:

@@ -174,7 +174,7 @@ def _processes() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cutlayer.experiment.compare", "sklearn.datasets"])
+    context.set_forkserver_preload(["cutlayer.experiment.compare"])
     return context
 
 

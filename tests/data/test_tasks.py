@@ -15,8 +15,9 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
-from cutlayer.data import cache, hub
+from cutlayer.data import cache, hub, tasks
 from cutlayer.data.partition import Natural
 from cutlayer.data.tasks import FOLDER_VARIABLE, SOURCES, digits, load_task
 from cutlayer.errors import ContractError, StoreError
@@ -83,6 +84,16 @@ def test_digits_keep_a_fifth_of_every_class_for_the_test() -> None:
     assert len(data.y) + len(data.y_test) == 1797
     assert data.y_test.bincount().tolist() == [36, 37, 36, 37, 37, 37, 37, 36, 35, 36]
     assert data.x.shape[1:] == data.shape == (1, 8, 8) and float(data.x.min()) >= 0 and float(data.x.max()) == 1
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch, found: bool) -> None:
+    """Read from its file, or, should that have another place, by its function."""
+    if not found:
+        monkeypatch.setattr(tasks, "find_spec", lambda name: None)
+    rows, theirs = tasks._scanned(), load_digits()
+    assert rows.dtype == theirs.data.dtype and rows.shape == (1797, 65)
+    assert np.array_equal(rows[:, :-1], theirs.data) and np.array_equal(rows[:, -1], theirs.target)
 
 
 def test_a_task_from_a_folder_trains(tmp_path: Path) -> None:
