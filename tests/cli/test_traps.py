@@ -26,13 +26,8 @@ from cutlayer.experiment.config import Config
 from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.methods import NAMED, method
 from cutlayer.registry import SCHEMES
+from tests.forks import forked
 
-HEARING = """
-import signal, sys
-from cutlayer.cli.main import main
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
-sys.exit(main())
-"""
 SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
 
 
@@ -254,18 +249,22 @@ def test_a_round_given_up_has_a_status_of_its_own(
     assert capsys.readouterr().err == "cutlayer: error: round 3: none of its clients finished\n"
 
 
+def hearing(words: list[str]) -> int:
+    """A command that hears SIGINT: a shell's background jobs are born deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return main(words)
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "int"])
 def test_a_run_that_is_told_to_stop_says_how_to_go_on(number: signal.Signals, status: int, tmp_path: Path) -> None:
     out = tmp_path / "x"
     flags = ["--model", "mlp", "--clients", "6", "--rounds", "100000", "--quiet", "--out", str(out)]
-    command = [sys.executable, "-c", HEARING, "run", *flags]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (out / "journal.jsonl").exists():
-        assert child.poll() is None
-        time.sleep(0.05)
-    os.kill(child.pid, number)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == status and "`cutlayer resume` on the output folder goes on from here" in said
+    with forked(hearing, ["run", *flags]) as child:
+        while not (out / "journal.jsonl").exists():
+            assert not child.ended, child.err
+            time.sleep(0.05)
+        os.kill(child.pid, number)
+        assert child.wait() == status and "`cutlayer resume` on the output folder goes on from here" in child.err
 
 
 @pytest.mark.parametrize("line", ["list", "run --help-all", "list --json"])
