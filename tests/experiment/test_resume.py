@@ -223,6 +223,7 @@ def test_kill_9_and_resume_from_the_command_line(tmp_path: Path) -> None:
             written = out / "journal.jsonl"
             while not (written.exists() and written.read_bytes().count(b"\n") > 3 * kill + 1):
                 assert not process.ended, process.err
+                time.sleep(0.001)
             time.sleep(0.003 * kill)
             process.kill()
             assert process.wait() == -signal.SIGKILL
