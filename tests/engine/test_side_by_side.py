@@ -78,7 +78,7 @@ def test_each_ends_with_the_bits_it_has_alone(backend: str, drawing: bool) -> No
 
     def caller() -> None:
         while not over.is_set():
-            torch.default_generator.manual_seed(int(torch.randint(0, 99, ())))
+            torch.manual_seed(int(torch.randint(0, 99, ())))
             torch.rand(3)
 
     beside = threading.Thread(target=caller)
@@ -126,9 +126,9 @@ def test_a_loss_that_draws_draws_at_an_address() -> None:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(out + torch.rand_like(out), y)
 
-    torch.default_generator.manual_seed(1)
+    torch.manual_seed(1)
     first = train(0, loss=loss)
-    torch.default_generator.manual_seed(2)
+    torch.manual_seed(2)
     assert train(0, loss=loss, threads=3) == first
     assert train(1, loss=loss) != first
 
@@ -152,9 +152,9 @@ def test_what_a_dataset_draws_has_an_address() -> None:
         arguments = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1, "threads": threads, "seed": seed}
         return [r.train_loss for r in cl.rounds(network(False), rows, test=Changing(X, Y), **arguments)]
 
-    torch.default_generator.manual_seed(1)
+    torch.manual_seed(1)
     first = losses(0, 1)
-    torch.default_generator.manual_seed(2)
+    torch.manual_seed(2)
     assert losses(0, 3) == first != losses(1, 1)
 
 
@@ -215,7 +215,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 def test_own_randomness_is_a_seeded_generator(name: str) -> None:
     """The numbers that `torch.manual_seed` would give, without it."""
     x = torch.linspace(-1, 1, 240).view(6, 5, 8)
-    torch.default_generator.manual_seed(11)
+    torch.manual_seed(11)
     expected, before = DRAWS[name](x), torch.get_rng_state()
     with OwnRandomness(11) as drawn:
         found = DRAWS[name](x)
@@ -226,7 +226,7 @@ def test_own_randomness_is_a_seeded_generator(name: str) -> None:
 @pytest.mark.parametrize("layer", [nn.LSTM(8, 8, 2, dropout=0.5), nn.GRU(8, 8, 2, dropout=0.5)], ids=["lstm", "gru"])
 def test_layers_that_draw_inside(layer: nn.Module) -> None:
     x = torch.linspace(-1, 1, 240).view(6, 5, 8)
-    torch.default_generator.manual_seed(11)
+    torch.manual_seed(11)
     expected = layer(x)[0]
     with OwnRandomness(11) as drawn:
         assert torch.equal(layer(x)[0], expected)
