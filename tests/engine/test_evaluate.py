@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
@@ -81,6 +82,12 @@ def test_auc_with_two_classes_is_that_of_the_second() -> None:
     assert auc(out, y.numpy()) == pytest.approx(roc_auc_score(y.numpy(), p[:, 1]), abs=1e-12)
     assert 0.6 < (auc(out, y.numpy()) or 0) < 0.99
     assert auc(out.flip(1), y.numpy()) == pytest.approx(1 - roc_auc_score(y.numpy(), p[:, 1]), abs=1e-12)
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.1] * 4, [3.0, 1.0, 2.0, 1.0, 3.0, 3.0]], ids=len)
+def test_equal_values_share_their_ranks(values: list[float]) -> None:
+    """As SciPy ranks them."""
+    assert metrics.ranks(np.array(values)).tolist() == rankdata(values).tolist()
 
 
 def test_auc_leaves_out_classes_that_do_not_occur() -> None:
