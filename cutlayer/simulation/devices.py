@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ def reference_seconds(macs: int) -> float:
     return fast * math.pow(macs / less, math.log(slow / fast) / math.log(more / less))
 
 
-def _alike(_: np.random.Generator, reference: float) -> Device:
+def _alike(_: object, reference: float) -> Device:
     return Device(reference, MEDIAN_KBPS)
 
 
@@ -126,8 +126,13 @@ class Fleet(Lazy[Device]):
         return self.clients
 
     def at(self, j: int) -> Device:
-        stream = rng(self.seed, 0, j, "device")
-        return DRAWS[self.profile](stream, reference_seconds(self.macs))
+        if self.profile == "alike":  # nothing is drawn, and a stream takes far longer to make than a device
+            return self._any
+        return DRAWS[self.profile](rng(self.seed, 0, j, "device"), reference_seconds(self.macs))
+
+    @cached_property
+    def _any(self) -> Device:
+        return _alike(None, reference_seconds(self.macs))
 
 
 def draw(profile: str, clients: int, seed: int, macs: int) -> Fleet:
