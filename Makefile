@@ -18,11 +18,13 @@ demo: export OMP_NUM_THREADS := 1
 demo: .venv/installed
 	$(BIN)/cutlayer compare --preset demo --out runs/demo --overwrite
 
+# The first time, tests are collected before they are run: otherwise all workers compile the same modules at once.
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p build
 	@echo "$(BIN)/mypy, beside the tests" && { $(BIN)/mypy >build/mypy.log 2>&1 & types=$$!; \
+	[ -e .venv/compiled ] || { $(BIN)/pytest --collect-only --quiet >build/collected.log 2>&1; touch .venv/compiled; }; \
 	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet; tests=$$?; \
 	wait $$types; typed=$$?; cat build/mypy.log; exit $$((tests + typed)); }
 
