@@ -196,6 +196,6 @@ def _side_by_side(clients: Sequence[Client]) -> Live:
     with torch.enable_grad():
         a = torch.stack([live.a for live in each])
     fronts = zip(*(live.front for live in each), strict=True)
-    w, b, i, g = ([tensor for one in kind for tensor in one] for kind in fronts)
+    views = Views(*([tensor for one in kind for tensor in one] for kind in fronts))
     more = tuple(torch.stack(beside) for beside in zip(*(live.more for live in each), strict=True))
-    return Live(a, torch.stack([live.y for live in each]), Views(w, b, i, g), more)
+    return Live(a, torch.stack([live.y for live in each]), views, more)
