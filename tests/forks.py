@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-LOADED = ["cutlayer.cli.main", "cutlayer.experiment.compare"]
+LOADED = ["cutlayer.cli.main", "cutlayer.experiment.compare", "cutlayer.report.page"]
+LOADED += ["torch.fx.experimental.symbolic_shapes"]  # torch imports it at the first backward pass from a cut
 
 
 class Forked:
