@@ -146,3 +146,49 @@ def test_other_adapters_that_wrap_modules(kind: str) -> None:
     more = {"IA3Config": {"feedforward_modules": []}, "LoHaConfig": {"r": 2}, "VeraConfig": {"r": 2}}[kind]
     model = peft.get_peft_model(nets.tiny(), getattr(peft, kind)(target_modules=["q_proj", "v_proj"], **more))
     assert cl.train(model, texts(), scheme="smofi", **SMALL).history[-1].steps > 0
+
+
+@pytest.mark.parametrize("scheme", ["smofi", "cyclesfl", "psl"])
+def test_the_other_protocol(scheme: str) -> None:
+    model = nets.with_lora(nets.tiny())
+    history = cl.train(model, texts(), scheme=scheme, protocol="cyclesl", **{**SMALL, "local_epochs": 1}).history
+    assert [record.steps for record in history] == [3, 3]
+
+
+CALLED: list[str] = []
+
+
+def test_frozen_layers_below_the_first_adapter_are_not_differentiated() -> None:
+    """With adapters in the last layer alone, a backward pass ends there, on whichever side of the cut it is."""
+    for cut in (0, 1):
+        model = nets.with_lora(nets.tiny(), layers_to_transform=[1])
+        for index in (0, 1):
+            layer = model.get_submodule(f"base_model.model.model.layers.{index}.mlp")
+            layer.register_full_backward_hook(lambda *_, at=index: CALLED.append(f"layer {at}"))
+        CALLED.clear()
+        cl.train(model, texts(), scheme="sflv2", **{**SMALL, "cut": cut, "rounds": 1})
+        assert set(CALLED) == {"layer 1"}
+
+
+def test_a_classifier_of_texts() -> None:
+    """BERT with a new head, on padded rows with masks."""
+    model = nets.with_lora(nets.make("bert"), target_modules=["query", "value"], modules_to_save=["classifier"])
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(2, nets.VOCABULARY, (12, 8), generator=draw)
+    mask = (torch.arange(8) < torch.randint(3, 9, (12, 1), generator=draw)).long()
+    y = (ids[:, 0] > 25).long()
+    rows = ({"input_ids": ids * mask, "attention_mask": mask}, y)
+    options = {**SMALL, "loss": nn.functional.cross_entropy, "rounds": 12, "optimizer": cl.Adam(lr=2e-2)}
+    result = cl.train(model, [rows, rows], test=rows, scheme="smofi", **options)
+    assert result.history[-1].accuracy is not None and result.history[-1].accuracy > 0.9
+    assert result.model.base_model.model.classifier.modules_to_save["default"].weight.requires_grad  # type: ignore
+
+
+def test_a_classifier_of_images() -> None:
+    model = nets.with_lora(
+        nets.make("vit", num_labels=3), target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"]
+    )
+    x = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    options = {**SMALL, "loss": nn.functional.cross_entropy}
+    result = cl.train(model, [(x, torch.arange(8) % 3)] * 2, test=(x, torch.arange(8) % 3), scheme="smofi", **options)
+    assert result.history[-1].accuracy is not None
