@@ -21,12 +21,14 @@ from cutlayer.registry import (
     MODELS,
     OPTIMIZERS,
     PARTITIONS,
+    PEFTS,
     PROFILES,
     SCHEMES,
     TASKS,
     UPDATES,
     Part,
 )
+from cutlayer.registry.models import hugging_face
 
 ABOUT = """\
 What there is to choose from, one line each, and the paper it comes from. `list cuts` shows, for every cut of a model,
@@ -66,6 +68,7 @@ def kinds() -> dict[str, Lines]:
     """Every table as lines of (name, line, paper); for `COSTED` tables, memory and traffic come before the paper."""
     tables: dict[str, Mapping[str, Part]] = {
         "models": MODELS,
+        "pefts": PEFTS,
         "schemes": SCHEMES,
         "locals": LOCALS,
         "updates": UPDATES,
@@ -74,11 +77,12 @@ def kinds() -> dict[str, Lines]:
         "partitions": PARTITIONS,
     }
     lines: dict[str, Lines] = {"tasks": [(name, t.line, t.source) for name, t in TASKS.items()]}
-    for kind, table in tables.items():
+    for kind, table in tables.items():  # and models of transformers, which have no list
         costs = kind in COSTED
         lines[kind] = [
             (name, p.line, *((p.memory or "-", p.sends or "-") if costs else ()), p.paper) for name, p in table.items()
         ]
+    lines["models"].append(("hf:NAME", f"{hugging_face('').line}", "-"))
     lines["profiles"] = [(name, line, "-") for name, line in PROFILES.items()]
     lines["methods"] = [(name, f"{m.label}: {m.line}", "-") for name, m in NAMED.items()]
     return {**lines, "presets": [(name, p.line, p.paper) for name, p in PRESETS.items()]}

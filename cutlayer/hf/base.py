@@ -16,6 +16,7 @@ from torch import nn
 from cutlayer.core.extras import needs
 from cutlayer.errors import ContractError, StoreError, expect, is_number, is_whole
 
+HEADS = ("classifier", "score")  # what transformers call the last layer of classifiers
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -30,11 +31,16 @@ def load(base: str, shape: Sequence[int], classes: int, dtype: Dtype = "float32"
     if len(shape) == 3:
         kind = transformers.AutoModelForImageClassification
         how |= {"num_labels": classes, "ignore_mismatched_sizes": True}
-    transformers.utils.logging.disable_progress_bar()  # it takes well under a second for each gigabyte
+    said = transformers.utils.logging
+    before = said.get_verbosity()
+    said.set_verbosity_error()  # that a classifier's last layer is new is no news
+    said.disable_progress_bar()
     try:
         model: nn.Module = kind.from_pretrained(base, **how)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise StoreError(f"model = 'hf:{base}': it cannot be loaded: {_first(error)}") from error
+    finally:
+        said.set_verbosity(before)
     return model
 
 
@@ -59,7 +65,7 @@ class LoRA:
     """Low-rank adapters (Hu et al., 2022): W + alpha/r * B A in place of W, of which only A and B are trained.
 
     targets   the names of the modules that get one, with commas between them; "": those that PEFT chooses for the
-              model's family. also: modules that are trained in full, such as a classifier
+              model's family. also: modules that are trained in full; "": the last layer of a classifier
     """
 
     r: int = 8
@@ -87,7 +93,7 @@ class LoRA:
             lora_alpha=self.alpha,
             lora_dropout=self.dropout,
             target_modules=names or None,
-            modules_to_save=also or None,
+            modules_to_save=also or [name for name in HEADS if hasattr(model, name)] or None,
         )
         try:
             with warnings.catch_warnings():
@@ -95,5 +101,6 @@ class LoRA:
                 made: nn.Module = peft.get_peft_model(model, settings)
         except (ValueError, TypeError) as error:
             shown = self.targets or "those that PEFT chooses"
-            raise ContractError(f"peft.targets = {shown!r}: no adapters for this model: {_first(error)}") from error
+            words = f"{_first(error)}; expected names of its modules, such as q_proj,v_proj"
+            raise ContractError(f"peft.targets = {shown!r}: no adapters for this model: {words}") from error
         return made

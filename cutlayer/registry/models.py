@@ -120,7 +120,7 @@ PEFTS: dict[str, Part] = {
             "alpha": Takes("FLOAT", 16.0, "an adapter counts alpha/r times, above 0"),
             "dropout": Takes("FLOAT", 0.0, "share of an adapter's inputs set to zero in training, from 0 to below 1"),
             "targets": Takes("TEXT", "", "modules that get one, q_proj,v_proj (default: those PEFT chooses)"),
-            "also": Takes("TEXT", "", "modules that are trained in full, such as a classifier"),
+            "also": Takes("TEXT", "", "modules that are trained in full (default: the last layer of a classifier)"),
         },
     ),
 }
