@@ -16,7 +16,7 @@ from cutlayer.core import sealed
 from cutlayer.core.files import as_path
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.engine.run import Run
-from cutlayer.errors import ContractError, CutlayerError, StoreError, expect
+from cutlayer.errors import ContractError, StoreError, expect
 from cutlayer.experiment.description import PROGRAM
 from cutlayer.hf import adapters
 from cutlayer.nn.copies import sharing, twin
@@ -52,8 +52,6 @@ def build_model(spec: dict[str, Any], shape: tuple[int, ...], classes: int, seed
     with OwnRandomness(address(seed, 0, EVERYBODY, "weights")):
         try:
             model = part.build(arguments, {"shape": shape, "classes": classes})
-        except CutlayerError:
-            raise
         except known as error:
             raise ContractError(f"model = {spec}: it cannot be built for inputs of shape {shape}: {error}") from error
         if peft:
