@@ -28,9 +28,7 @@ from cutlayer.nn.flat import Half, Vectors, Views
 from cutlayer.nn.nested import Inputs, ordered
 
 BATCH = 512
-LARGEST = (
-    2**28
-)  # bytes of a batch's outputs: where a row's are large, as a language model's are, a batch has fewer rows
+LARGEST = 2**28  # bytes of a batch's outputs; where those of a row are large, a batch has fewer rows
 GROUP = 4  # batches, or clients, whose outputs are in memory at once, for each thread and rank
 J = TypeVar("J")
 Front = Callable[[int], Vectors | None]
