@@ -31,9 +31,10 @@ from cutlayer.engine.subject import Subject
 from cutlayer.engine.validate import Parts, refuse_senseless
 from cutlayer.errors import ContractError, NoEffect, expect
 from cutlayer.nn.blocks import as_blocks
-from cutlayer.nn.copies import twin
-from cutlayer.nn.cut import Layout, block_names, blocks_of, cut_range, device_of, has_blocks, refuse_shared
+from cutlayer.nn.copies import apart, twin
+from cutlayer.nn.cut import Layout, block_names, blocks_of, cut_range, device_of, has_blocks, refuse_shared, unwrapped
 from cutlayer.nn.flat import Style, half
+from cutlayer.nn.layered import is_layered
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import tensors
 from cutlayer.optim.local import joint
@@ -97,7 +98,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     processes = join(options.ranks)
     options.check(test)
     parts = options.parts()
-    model = in_blocks(twin(model), clients)  # a copy: the caller may change the original, even between rounds
+    model = in_blocks(_own(model), clients)
     layout, cuts, start, offsets = _cut(model, options, parts)
     schedule = _feed(options, parts)
     on = inputs.device(options.device)
@@ -113,6 +114,13 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     _some_batch(data, schedule, parts)
     made = Assembly(options, parts, subject, data, schedule, shape, how, processes)
     return Run(model, _setup(made, classes), start, options.target, options.progress)
+
+
+def _own(model: nn.Module) -> nn.Module:
+    """Return a copy: the caller may change the original, even between rounds. Only the frozen weights of a model of
+    transformers, which may fill the memory, are not copied."""
+    whole = isinstance(model, nn.Module) and is_layered(unwrapped(model))
+    return twin(model) if whole else apart(model)
 
 
 def in_blocks(model: nn.Module, clients: Any) -> nn.Module:

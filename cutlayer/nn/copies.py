@@ -22,6 +22,11 @@ def twin(module: M) -> M:
     return copy.deepcopy(module, _copied([module]))
 
 
+def apart(module: M) -> M:
+    """Return a copy that shares nothing with the module, not even frozen parameters."""
+    return copy.deepcopy(module, _copied([module], frozen=False))
+
+
 def sharing(module: M) -> M:
     """Return a copy that shares the values of all parameters with the module, frozen, and nothing else."""
     aliases = {id(weight): nn.Parameter(weight.data, requires_grad=False) for weight in module.parameters()}
@@ -34,9 +39,9 @@ def twins(modules: Sequence[nn.Module], shared: Iterable[Tensor] = ()) -> list[n
     return copy.deepcopy(list(modules), {**_copied(modules), **{id(tensor): tensor for tensor in shared}})
 
 
-def _copied(modules: Iterable[nn.Module]) -> dict[int, object]:
+def _copied(modules: Iterable[nn.Module], frozen: bool = True) -> dict[int, object]:
     """Return a memo for `copy.deepcopy` that contains copies of all empty dictionaries and sets of the modules, and
-    their frozen parameters."""
+    their `frozen` parameters."""
     memo: dict[int, object] = {}
     for module in modules:
         for part in module.modules() if isinstance(module, nn.Module) else ():  # anything else is refused later
@@ -44,7 +49,7 @@ def _copied(modules: Iterable[nn.Module]) -> dict[int, object]:
                 if type(held) in (dict, OrderedDict, set) and not held:
                     memo[id(held)] = type(held)()
             for weight in part._parameters.values():
-                if weight is not None and not weight.requires_grad:
+                if frozen and weight is not None and not weight.requires_grad:
                     memo[id(weight)] = _alias(weight)
     return memo
 
