@@ -35,7 +35,7 @@ import cutlayer as cl
 LENGTH, CLIENTS, FULL = 80, 12, 33  # characters of a row; tuned roles; rows of a role with its whole text
 EPOCHS, BATCH, RATE = 6, 16, 2e-3  # of pre-training, with AdamW: a rise over 100 steps, then a cosine
 CUT, ROUNDS, FEWER, TUNED_BATCH = 2, 10, 4, 4  # FEWER: rounds for the choice of learning rates
-RATES, SEEDS, SEARCH_SEED, ROLES_SEED = (0.02, 0.1, 0.5, 2.0), (0, 1, 2), 100, 0
+RATES, SEEDS, SEARCH_SEED, ROLES_SEED = (0.005, 0.02, 0.1, 0.5, 2.0), (0, 1, 2), 100, 0
 WIRE_CLIENTS, WIRE_ROUNDS, WIRE_SEED = 6, 5, 0
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"scheme": "fedavg"},
