@@ -21,7 +21,7 @@ PATHS = ("data_dir", "init", "data", "data_test")
 TEXT = ("task", "device", "profile", "x_column", "y_column", "owner_column")  # strings, even if they look like numbers
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "method": ("method", ("scheme", "local", "update", "optimizer", "server_optimizer", "protocol")),
-    "task": ("task and model", ("task", "model", "peft", "cut", "partition", "clients", "data_dir", "data")),
+    "task": ("task and model", ("task", "model", "cut", "partition", "clients", "data_dir", "data")),
     "rounds": (
         "rounds",
         ("rounds", "participation", "batch_size", "local_epochs", "local_steps", "evaluate_every", "target", "seed"),
@@ -29,11 +29,11 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data": (
         "more about the data",
         (
-            *("data_test", "x_column", "y_column", "owner_column", "tokens", "layout", "image_size"),
-            *("train_rows", "holdout"),
+            *("data_test", "x_column", "y_column", "owner_column", "layout", "image_size", "train_rows", "holdout"),
             *("augment", "last_batch", "small_client"),
         ),
     ),
+    "text": ("models of transformers", ("peft", "tokens")),
     "gradients": ("gradients and rates", ("clip", "accumulate", "lr_schedule")),
     "cut": ("what crosses the cut", ("labels", "noise")),
     "time": ("simulated time", ("profile", "kappa", "count_sync", "sequential")),

@@ -114,9 +114,9 @@ def load(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None = N
     model   the whole model, or a function that makes it, where it is not one that cutlayer can build by name; for a
             part of it, in blocks (`cl.blocks`); for a folder of adapters, the base
     """
-    if as_path("path", path).is_dir():
-        return _load_adapters(Path(path), model)
     try:
+        if as_path("path", path).is_dir():
+            return _load_adapters(Path(path), model)
         tensors, words = sealed.unpack(as_path("path", path).read_bytes(), older=True)
         if "cutlayer" not in words:
             raise StoreError("not written by cutlayer: it does not say which model it holds")
@@ -131,14 +131,11 @@ def load(path: str | Path, model: nn.Module | Callable[[], nn.Module] | None = N
 
 def _load_adapters(folder: Path, model: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
     """Return a base with adapters that a run saved."""
-    try:
-        _, words = sealed.unpack((folder / adapters.WEIGHTS).read_bytes(), older=True)
-        whole = _built(sealed.parsed(words["cutlayer"])) if model is None else model
-        if isinstance(whole, nn.Module):
-            whole = twin(whole) if adapters.has_adapters(whole) else sharing(whole)
-        return adapters.load(folder, whole if isinstance(whole, nn.Module) else whole())
-    except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
-        raise StoreError(f"{folder}: cannot be loaded: {error}") from error
+    _, words = sealed.unpack((folder / adapters.WEIGHTS).read_bytes(), older=True)
+    whole = _built(sealed.parsed(words["cutlayer"])) if model is None else model
+    if isinstance(whole, nn.Module):
+        whole = twin(whole) if adapters.has_adapters(whole) else sharing(whole)
+    return adapters.load(folder, whole if isinstance(whole, nn.Module) else whole())
 
 
 def _part(model: nn.Module, about: dict[str, Any]) -> nn.Module:

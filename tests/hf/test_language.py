@@ -71,12 +71,13 @@ def test_rows_teach_what_the_documents_teach(family: str, form: str) -> None:
 
 
 def test_a_tokenizer_of_transformers() -> None:
+    transformers = nets.transformers()
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: i for i, word in enumerate(["?", "to", "be", "or", "not", "that", "is"])}
     made = Tokenizer(models.WordLevel(words, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = nets.transformers().PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="?")
     x, y = cl.text.padded(["to be or not to be", "that is"], tokenizer, 4)
     assert x["input_ids"].tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]] and y.tolist()[1] == [5, 6, -100, -100]
     tokenizer.add_special_tokens({"pad_token": "is"})
