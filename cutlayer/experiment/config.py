@@ -59,8 +59,10 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     task: str = Field("digits", description="data set")
-    model: Spec = Field({"name": "cnn"}, description="model; hf:NAME_OR_PATH: one of transformers")
-    peft: Spec | None = Field(None, description="adapters on an hf: model, which alone are trained")
+    model: Spec = Field({"name": "cnn"}, description="model")
+    peft: Spec | None = Field(
+        None, description="adapters on a model of transformers (--model hf:NAME_OR_PATH); these alone are trained"
+    )
     cut: int | str | tuple[int | str, int | str] = Field(
         0, description="the client's last block, by number or name, or LO HI: redrawn every round"
     )
