@@ -277,15 +277,14 @@ def test_serve_and_join_with_a_model_of_ones_own(here: Path) -> None:
     serve += [place, "--min-clients", "2", "--deadline", "240", "--out", "run", "--quiet"]
     join = ["join", "--server", place, "--quiet", "--data"]
     env = {"CUTLAYER_CACHE": str(here / "cache")}
-    with (
-        forked(in_folder, str(here), serve, env=env) as server,
-        forked(in_folder, str(here), [*join, "a.npz", "--name", "stranger"], env=env) as without,
-        forked(in_folder, str(here), [*join, "a.npz", "--name", "a", *model], env=env) as a,
-        forked(in_folder, str(here), [*join, "b.npz", "--name", "b", *model], env=env) as b,
-    ):
-        assert without.wait() == 2, without.err
-        assert (
-            "the server trains my_parts:Net, code of its own: expected the same model here, with --model" in without.err
-        )
-        assert (a.wait(), b.wait(), server.wait()) == (0, 0, 0), a.err + b.err + server.err
+    with forked(in_folder, str(here), serve, env=env) as server:
+        with forked(in_folder, str(here), [*join, "a.npz", "--name", "stranger"], env=env) as without:
+            assert without.wait() == 2, without.err  # before the others come: they would end the run without it
+            refused = "the server trains my_parts:Net, code of its own: expected the same model here, with --model"
+            assert refused in without.err
+        with (
+            forked(in_folder, str(here), [*join, "a.npz", "--name", "a", *model], env=env) as a,
+            forked(in_folder, str(here), [*join, "b.npz", "--name", "b", *model], env=env) as b,
+        ):
+            assert (a.wait(), b.wait(), server.wait()) == (0, 0, 0), a.err + b.err + server.err
     assert cl.open(here / "run").status == "complete"
