@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from cutlayer.models.shapes import image, sizes, text
 
 
-def leaf_cnn(shape: Sequence[int], classes: int, hidden: int = 2048) -> nn.Sequential:
-    """Blocks: 0 and 1 conv 5x5 (32 and 64 channels), relu, pool; 2 flatten, linear, relu; 3 linear."""
-    sizes(hidden=hidden)
+def leaf_cnn(shape: Sequence[int], classes: int, hidden: int = 2048, width: int = 32) -> nn.Sequential:
+    """Blocks: 0 and 1 conv 5x5 (`width` and twice as many channels), relu, pool; 2 flatten, linear, relu; 3 linear."""
+    sizes(hidden=hidden, width=width)
     channels, height, breadth = image(shape, 4)
-    features = 64 * (height // 4) * (breadth // 4)
+    features = 2 * width * (height // 4) * (breadth // 4)
     return nn.Sequential(
-        nn.Sequential(nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        nn.Sequential(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(channels, width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(width, 2 * width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU()),
         nn.Linear(hidden, classes),
     )

@@ -6,25 +6,28 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from cutlayer.models.shapes import image
+from cutlayer.models.shapes import image, sizes
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """t, c, n, s of the paper's table 2: expansion, channels, number of blocks, stride of the first block."""
 
 
-def mobilenetv2(shape: Sequence[int], classes: int) -> nn.Sequential:
+def mobilenetv2(shape: Sequence[int], classes: int, width: int = 32) -> nn.Sequential:
     """Blocks: 0 conv 3x3/2; 1 to 17 inverted residuals; 18 conv 1x1, average pool, dropout, linear.
 
-    A conv has no bias and is followed by batch norm and relu6.
+    A conv has no bias and is followed by batch norm and relu6. `width`: channels of the first block; all others are
+    wider or narrower in proportion.
     """
+    sizes(width=width)
     channels, *_ = image(shape)
-    blocks, inside = [], 32
+    blocks, inside, last = [], width, max(1, 1280 * width // 32)
     for t, c, n, s in STAGES:
         for i in range(n):
-            blocks.append(Inverted(inside, c, s if i == 0 else 1, t))
-            inside = c
-    pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, classes))
-    return nn.Sequential(_conv(channels, 32, 3, 2), *blocks, nn.Sequential(*_conv(inside, 1280, 1), *pooled))
+            outside = max(1, c * width // 32)
+            blocks.append(Inverted(inside, outside, s if i == 0 else 1, t))
+            inside = outside
+    pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(last, classes))
+    return nn.Sequential(_conv(channels, width, 3, 2), *blocks, nn.Sequential(*_conv(inside, last, 1), *pooled))
 
 
 def _conv(inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.errors import expect
-from cutlayer.models.shapes import image
+from cutlayer.models.shapes import image, sizes
 
 Norm = Literal["bn", "gn"]
 Stem = Literal["imagenet", "cifar"]
@@ -33,40 +33,47 @@ def resnet(shape: Sequence[int], classes: int, width: int = 16, norm: Norm = "bn
     )
 
 
-def resnet18(shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn") -> nn.Sequential:
+def resnet18(
+    shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn", width: int = 64
+) -> nn.Sequential:
     """Blocks: 0 stem; 1 to 8 residual blocks, two of 64, 128, 256 and 512 channels each; 9 average pool, linear.
 
     The stem is conv 7x7/2, norm, relu, max pool 3x3/2 (`imagenet`), or conv 3x3, norm, relu (`cifar`).
-    `norm="gn"` uses group norm with two groups instead of batch norm.
+    `norm="gn"` uses group norm with two groups instead of batch norm. `width`: channels of the first stage; the others
+    have two, four and eight times as many.
     """
-    return _staged((2, 2, 2, 2), shape, classes, stem, norm)
+    return _staged((2, 2, 2, 2), shape, classes, stem, norm, width)
 
 
-def resnet34(shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn") -> nn.Sequential:
+def resnet34(
+    shape: Sequence[int], classes: int, stem: Stem = "imagenet", norm: Norm = "bn", width: int = 64
+) -> nn.Sequential:
     """Blocks: 0 stem; 1 to 16 residual blocks: 1-3 of 64 channels, 4-7 of 128, 8-13 of 256, 14-16 of 512; 17 the head.
 
-    Stem, head (average pool, linear) and norm are those of `resnet18`.
+    Stem, head (average pool, linear), norm and width are those of `resnet18`.
     """
-    return _staged((3, 4, 6, 3), shape, classes, stem, norm)
+    return _staged((3, 4, 6, 3), shape, classes, stem, norm, width)
 
 
-def _staged(depths: Sequence[int], shape: Sequence[int], classes: int, stem: Stem, norm: Norm) -> nn.Sequential:
-    """Build stages of 64, 128, 256, 512 channels; all but the first halve the image in their first block."""
+def _staged(
+    depths: Sequence[int], shape: Sequence[int], classes: int, stem: Stem, norm: Norm, width: int
+) -> nn.Sequential:
+    """Build stages of 1, 2, 4, 8 times `width` channels; all but the first halve the image in their first block."""
     expect(stem in ("imagenet", "cifar"), "stem", stem, "'imagenet' or 'cifar'")
     expect(norm in ("bn", "gn"), "norm", norm, "'bn' or 'gn'")
+    sizes(width=width)
     channels, *_ = image(shape)
-    first: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), normalise(64, norm), nn.ReLU()]
+    first: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), normalise(width, norm), nn.ReLU()]
     if stem == "imagenet":
-        first[0] = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        first[0] = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
         first.append(nn.MaxPool2d(3, stride=2, padding=1))
-    blocks, inside = [], 64
-    for width, depth in zip((64, 128, 256, 512), depths, strict=True):
+    blocks, inside = [], width
+    for outside, depth in zip((width, 2 * width, 4 * width, 8 * width), depths, strict=True):
         for _ in range(depth):
-            blocks.append(Residual(inside, width, 1 if inside == width else 2, norm))
-            inside = width
-    return nn.Sequential(
-        nn.Sequential(*first), *blocks, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-    )
+            blocks.append(Residual(inside, outside, 1 if inside == outside else 2, norm))
+            inside = outside
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, classes))
+    return nn.Sequential(nn.Sequential(*first), *blocks, head)
 
 
 def normalise(channels: int, norm: Norm) -> nn.Module:

@@ -6,23 +6,26 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from cutlayer.models.shapes import image
+from cutlayer.models.shapes import image, sizes
 
 
-def resnet9(shape: Sequence[int], classes: int) -> nn.Sequential:
+def resnet9(shape: Sequence[int], classes: int, width: int = 64) -> nn.Sequential:
     """Blocks: 0 conv; 1 conv, pool; 2 residual; 3 and 4 conv, pool; 5 residual; 6 max pool 4x4, flatten, linear.
 
-    A conv is 3x3 with bias, batch norm, relu; the channels are 64, 128, 128, 256, 512, 512.
+    A conv is 3x3 with bias, batch norm, relu; the channels are 64, 128, 128, 256, 512, 512, or as many times `width`
+    as of 64.
     """
+    sizes(width=width)
+    one, two, four, eight = (times * width for times in (1, 2, 4, 8))
     channels, height, breadth = image(shape, 32)
-    features = 512 * (height // 32) * (breadth // 32)
+    features = eight * (height // 32) * (breadth // 32)
     return nn.Sequential(
-        _conv(channels, 64),
-        _conv(64, 128, nn.MaxPool2d(2)),
-        Plus(nn.Sequential(_conv(128, 128), _conv(128, 128))),
-        _conv(128, 256, nn.MaxPool2d(2)),
-        _conv(256, 512, nn.MaxPool2d(2)),
-        Plus(nn.Sequential(_conv(512, 512), _conv(512, 512))),
+        _conv(channels, one),
+        _conv(one, two, nn.MaxPool2d(2)),
+        Plus(nn.Sequential(_conv(two, two), _conv(two, two))),
+        _conv(two, four, nn.MaxPool2d(2)),
+        _conv(four, eight, nn.MaxPool2d(2)),
+        Plus(nn.Sequential(_conv(eight, eight), _conv(eight, eight))),
         nn.Sequential(nn.MaxPool2d(4), nn.Flatten(), nn.Linear(features, classes)),
     )
 

@@ -8,17 +8,20 @@ HE, LEAF = "He et al., CVPR 2016", "Caldas et al. (LEAF), 2018"
 VGG, DENSE = "Simonyan and Zisserman, ICLR 2015", "Huang et al., CVPR 2017"
 NORM = Takes("{bn,gn}", "bn", "batch norm, or group norm")
 STEM = Takes("{imagenet,cifar}", "imagenet", "first layers for large pictures, or for 32x32")
-RESNET = {"stem": STEM, "norm": NORM}
 HEADS = {
     "head": Takes("{small,original}", "small", "one linear layer at the end, or the original three"),
     "norm": Takes("{bn,none}", "bn", "batch norm, or none"),
 }
+GROWTH = {"growth": Takes("INT", 32, "channels that a layer adds, at least 1")}
 SYMBOLS = Takes("INT", 80, "symbols of the text, at least 1")
 
 
 def _width(default: int, what: str) -> Takes:
     return Takes("INT", default, f"{what}, at least 1")
 
+
+FIRST = "channels of the first layer"
+RESNET = {"stem": STEM, "norm": NORM, "width": _width(64, FIRST)}
 
 MODELS: dict[str, Part] = {
     "mlp": Part(
@@ -31,13 +34,13 @@ MODELS: dict[str, Part] = {
         "cutlayer.models.cnn:cnn",
         "three 3x3 convolutions; 4 blocks",
         "-",
-        about={"width": _width(16, "channels of the first layer")},
+        about={"width": _width(16, FIRST)},
     ),
     "resnet": Part(
         "cutlayer.models.resnet:resnet",
         "three residual blocks with batch or group norm; 5 blocks",
         HE,
-        about={"width": _width(16, "channels of the first layer"), "norm": NORM},
+        about={"width": _width(16, FIRST), "norm": NORM},
     ),
     "resnet18": Part(
         "cutlayer.models.resnet:resnet18",
@@ -50,33 +53,37 @@ MODELS: dict[str, Part] = {
         "cutlayer.models.resnet9:resnet9",
         "two residual blocks among wide convolutions, for 32x32; 7 blocks",
         "CycleSL, 2025",
-        about={},
+        about={"width": _width(64, FIRST)},
     ),
     "vgg11": Part(
         "cutlayer.models.vgg:vgg11",
         "VGG-11 with a small or the original head, with or without batch norm; 9 blocks",
         VGG,
-        about=HEADS,
+        about={**HEADS, "width": _width(64, FIRST)},
     ),
-    "vgg16": Part("cutlayer.models.vgg:vgg16", "VGG-16, the same; 14 blocks", VGG, about=HEADS),
+    "vgg16": Part(
+        "cutlayer.models.vgg:vgg16", "VGG-16, the same; 14 blocks", VGG, about={**HEADS, "width": _width(64, FIRST)}
+    ),
     "mobilenetv2": Part(
         "cutlayer.models.mobilenet:mobilenetv2",
         "MobileNetV2: 17 inverted residuals; 19 blocks",
         "Sandler et al., CVPR 2018",
-        about={},
+        about={"width": _width(32, FIRST)},
     ),
     "densenet121": Part(
         "cutlayer.models.densenet:densenet121",
         "DenseNet-121: four dense blocks, three transitions; 9 blocks",
         DENSE,
-        about={},
+        about=GROWTH,
     ),
-    "densenet169": Part("cutlayer.models.densenet:densenet169", "DenseNet-169, the same; 9 blocks", DENSE, about={}),
+    "densenet169": Part(
+        "cutlayer.models.densenet:densenet169", "DenseNet-169, the same; 9 blocks", DENSE, about=GROWTH
+    ),
     "leaf_cnn": Part(
         "cutlayer.models.leaf:leaf_cnn",
         "FEMNIST: two 5x5 convolutions and a wide layer; 4 blocks",
         LEAF,
-        about={"hidden": _width(2048, "neurons of the wide layer")},
+        about={"hidden": _width(2048, "neurons of the wide layer"), "width": _width(32, FIRST)},
     ),
     "celeba_cnn": Part(
         "cutlayer.models.leaf:celeba_cnn",
