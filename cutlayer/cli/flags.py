@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "more about the data",
         (
             *("data_test", "x_column", "y_column", "owner_column", "layout", "image_size", "train_rows", "holdout"),
+            "validation",
             *("augment", "last_batch", "small_client"),
         ),
     ),

@@ -50,7 +50,7 @@ SWITCHES = {
     "give_front": "give clients the front at the end (default: yes)",
 }
 SIMULATED = (  # fields that only `run` takes, because it simulates its clients
-    *("partition", "clients", "holdout", "profile", "kappa", "count_sync", "sequential"),
+    *("partition", "clients", "holdout", "validation", "profile", "kappa", "count_sync", "sequential"),
     *("backend", "ranks", "memory_limit"),
 )
 JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), help

@@ -43,6 +43,10 @@ class Parts(Lazy[Indices]):
     def at(self, j: int) -> Indices:
         return np.sort(self.order[self.ends[j - 1] if j else 0 : self.ends[j]])
 
+    def of_rows(self, index: Indices) -> Parts:
+        """Return the same parts, where row i is row index[i] of a larger set."""
+        return Parts(index[self.order], self.ends, rows=len(index), origin=self.origin)
+
 
 class Split(Protocol):
     """Divides a client's rows into those it trains on and those it is tested on."""
@@ -55,11 +59,12 @@ class Split(Protocol):
 
 
 class Holdout:
-    """Takes a random `share` of a client's rows for its test: at least one, if the client has two or more."""
+    """Takes a random `share` of a client's rows for its test: at least one, if the client has two or more.
+    `use`: part of the address of its random numbers."""
 
-    def __init__(self, share: float, seed: int) -> None:
+    def __init__(self, share: float, seed: int, use: str = "holdout") -> None:
         expect(0 < share < 1, "share", share, "a number between 0 and 1")
-        self.share, self.seed = share, seed
+        self.share, self.seed, self.use = share, seed, use
 
     def sizes(self, n: Indices) -> tuple[Indices, Indices]:
         test = np.clip(np.floor(self.share * n + 1e-9).astype(np.int64), 1, np.maximum(n - 1, 1))
@@ -68,7 +73,7 @@ class Holdout:
 
     def __call__(self, rows: Indices, client: int) -> tuple[Indices, Indices]:
         test = int(self.sizes(np.array([len(rows)]))[1][0])
-        shuffled = rng(self.seed, 0, client, "holdout").permutation(rows)
+        shuffled = rng(self.seed, 0, client, self.use).permutation(rows)
         return np.sort(shuffled[test:]), np.sort(shuffled[:test])
 
 
@@ -92,7 +97,7 @@ class Tail:
 class Side(Lazy[Indices]):
     """The training or the test rows of every client, split when they are asked for."""
 
-    def __init__(self, parts: Parts, split: Split, test: bool) -> None:
+    def __init__(self, parts: Parts | Side, split: Split, test: bool) -> None:
         self.parts, self.split, self.test = parts, split, test
 
     def __len__(self) -> int:

@@ -72,7 +72,9 @@ class Population(Lazy[View]):
 
     def digest(self) -> str:
         """A digest of all rows and labels, and of which client holds which."""
-        parts = self.parts.parts if isinstance(self.parts, Side) else self.parts
+        parts = self.parts
+        while isinstance(parts, Side):
+            parts = parts.parts
         found = hashlib.blake2b(
             f"{self.rows.x.shape} {self.rows.x.dtype} {self.parts.sizes.sum()}".encode(), digest_size=8
         )

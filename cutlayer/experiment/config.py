@@ -88,6 +88,12 @@ class Config(BaseModel):
         lt=1,
         description="share of a client's rows it is tested on: cyclesl, and tasks without test rows",
     )
+    validation: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="share of the training rows that is set aside and tested on instead of the test rows, for tuning",
+    )
     rounds: int = Field(10, description="communication rounds, at least 1")
     participation: int | float = Field(
         1.0, description="clients per round: a rate above 0 and up to 1 (0.2), or a number (6)"

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cutlayer.core.randomness import EVERYBODY
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.own import Own
 from cutlayer.data.partition import generator
-from cutlayer.data.parts import Holdout, Parts, Side, Tail
+from cutlayer.data.parts import Holdout, Parts, Side, Split, Tail
 from cutlayer.data.read.text_rows import Text
 from cutlayer.data.rows import StoredRows
+from cutlayer.data.schedule import Indices
 from cutlayer.data.tasks import held, load_task
 from cutlayer.data.transform import Transform
 from cutlayer.data.views import Population, View
@@ -66,27 +68,64 @@ def divided(config: Config, data: Dataset) -> tuple[StoredRows, Parts]:
     by_label = rows.y.ndim > 1 and name not in ("iid", "natural", "quantity", "file")
     expect(not by_label, "partition", name, "iid, natural, quantity or file: text has no classes")
     clients = config.clients if config.clients or name in ("natural", "file") else CLIENTS
-    return rows, config.part("partition")(rows.y, clients, generator(config.seed), rows.owners)
+    divide = config.part("partition")
+    if not _before(config, data):
+        return rows, divide(rows.y, clients, generator(config.seed), rows.owners)
+    some, _ = _set_aside(config, rows)
+    owners = None if rows.owners is None else rows.owners[some]
+    return rows, divide(rows.y[some], clients, generator(config.seed), owners).of_rows(some)
 
 
 def populate(config: Config, data: Dataset) -> tuple[Population, View | Population]:
     """Return the clients' training rows, and the test rows: the task's or, in cyclesl and where the task has none, some
-    of each client's own."""
+    of each client's own; or validation rows in their place, taken from the training rows."""
     rows, parts = divided(config, data)
     seen = training_view(config, data)
     natural = config.partition["name"] == "natural"
     if config.protocol != "cyclesl" and len(data.test):
+        if _before(config, data):
+            return Population(rows, parts, seen), View(rows, _set_aside(config, rows)[1], data.plain)
+        if config.validation is not None:
+            train, test = (Side(parts, _split(config, data, "validation"), side) for side in (False, True))
+            kept = [test[j] for j in range(len(test))]
+            return Population(rows, train, seen), View(rows, np.sort(np.concatenate(kept)), data.plain)
         of_clients = natural and _shared(data) == "all"  # leave out owners that are not clients
         tested = np.sort(_by_owner(parts, rows, data.test).order) if of_clients else np.arange(len(data.test))
         return Population(rows, parts, seen), View(data.test, tested, data.plain)
+    trained: Parts | Side = parts
+    own: Population | None = None
     if parts.tests is not None:
-        return Population(rows, parts, seen), Population(rows, parts.tests, data.plain)
-    if natural and _shared(data):
-        return Population(rows, parts, seen), Population(data.test, _by_owner(parts, rows, data.test), data.plain)
-    split = Holdout(config.holdout, config.seed) if data.gap is None else Tail(config.holdout, data.gap)
-    sides = (Side(parts, split, test) for test in (False, True))
-    train, test = (Population(rows, side, how) for side, how in zip(sides, (seen, data.plain), strict=True))
-    return train, test
+        own = Population(rows, parts.tests, data.plain)
+    elif natural and _shared(data):
+        own = Population(data.test, _by_owner(parts, rows, data.test), data.plain)
+    else:
+        trained, test = (Side(parts, _split(config, data, "holdout"), side) for side in (False, True))
+        own = Population(rows, test, data.plain)
+    if config.validation is not None:
+        trained, test = (Side(trained, _split(config, data, "validation"), side) for side in (False, True))
+        own = Population(rows, test, data.plain)
+    return Population(rows, trained, seen), own
+
+
+def _before(config: Config, data: Dataset) -> bool:
+    """Whether validation rows are set aside before the others are divided: where all clients share one test set, and
+    no row says something of another. Otherwise they are taken from each client's part."""
+    pooled = config.protocol != "cyclesl" and len(data.test) > 0 and data.gap is None
+    return config.validation is not None and pooled and config.partition["name"] != "file"
+
+
+def _set_aside(config: Config, rows: StoredRows) -> tuple[Indices, Indices]:
+    """Return the rows for training and the rows for validation."""
+    assert config.validation is not None
+    split = Holdout(config.validation, config.seed, "validation")
+    return split(np.arange(len(rows), dtype=np.int64), EVERYBODY)
+
+
+def _split(config: Config, data: Dataset, use: Literal["holdout", "validation"]) -> Split:
+    """Return how a client's rows are divided into those it trains on and those it is tested on."""
+    share = config.holdout if use == "holdout" else config.validation
+    assert share is not None
+    return Holdout(share, config.seed, use) if data.gap is None else Tail(share, data.gap)
 
 
 def training_view(config: Config, data: Dataset) -> Transform:
