@@ -9,8 +9,8 @@ from cutlayer.engine.progress import Display, Plain, bars, percent
 
 if TYPE_CHECKING:
     from cutlayer.engine.records import Round
-    from cutlayer.experiment import compare
     from cutlayer.experiment.experiment import Experiment
+    from cutlayer.experiment.pool import Progress
 
 
 def follow(experiment: Experiment, quiet: bool) -> Iterator[Round]:
@@ -26,7 +26,7 @@ def follow(experiment: Experiment, quiet: bool) -> Iterator[Round]:
         display.close()
 
 
-def follow_all(states: Iterable[list[compare.Progress]], quiet: bool) -> None:
+def follow_all(states: Iterable[list[Progress]], quiet: bool) -> None:
     """Show the progress of a comparison: one bar for all runs, and one for each run under way."""
     plain = Plain(quiet)
     with bars(quiet) as display:

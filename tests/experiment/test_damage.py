@@ -13,7 +13,7 @@ import pytest
 import cutlayer as cl
 from cutlayer.cli.main import main
 from cutlayer.errors import Restored
-from cutlayer.experiment import checkpoint, compare, comparison, description, journal, run_directory
+from cutlayer.experiment import checkpoint, compare, comparison, description, journal, pool, run_directory
 from cutlayer.experiment import config as text
 from cutlayer.experiment.comparison import Comparison
 from cutlayer.experiment.experiment import Experiment
@@ -148,7 +148,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both = Comparison({**BASE, "rounds": 2}, [method("fedavg")], [0])
     compare.start(both, out, False).close()
     compare.copy(both, out)
-    compare._work(text.dump(both.config(both.methods[0], 0)), str(run_of(out)))
+    pool._work(text.dump(both.config(both.methods[0], 0)), str(run_of(out)))
     return out
 
 
@@ -193,10 +193,10 @@ def test_undoing_changes_undoes_those_of_its_runs(compared: Path, tmp_path: Path
     (run_of(out) / "summary.json").unlink()
     config = text.dump(comparison.read(out).config(method("fedavg"), 0))
     with pytest.raises(cl.ContractError, match="rounds was 2, is 3"):
-        compare._work(config, str(run_of(out)))
+        pool._work(config, str(run_of(out)))
     compare.resume(out, "undo")[1].close()
     assert path.read_text() == before
-    compare._work(config, str(run_of(out)))
+    pool._work(config, str(run_of(out)))
     assert sha(run_of(out)) == sha(run_of(compared))
 
 
@@ -209,10 +209,10 @@ def test_a_complete_run_whose_weights_or_rounds_are_damaged_is_not_done(
     compared: Path, tmp_path: Path, file: str, damage: str
 ) -> None:
     out = shutil.copytree(compared, tmp_path / "out")
-    assert compare._done(run_of(out))
+    assert pool.done(run_of(out))
     path = run_of(out) / file
     flip(path, -1) if damage == "flip" else path.unlink()
     with pytest.warns(Restored, match=f"{file}: .*; written again"):
-        assert not compare._done(run_of(out))
-    compare._work(text.dump(comparison.read(out).config(method("fedavg"), 0)), str(run_of(out)))
+        assert not pool.done(run_of(out))
+    pool._work(text.dump(comparison.read(out).config(method("fedavg"), 0)), str(run_of(out)))
     assert path.read_bytes() == (run_of(compared) / file).read_bytes()

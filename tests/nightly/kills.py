@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cutlayer.cli.main import main
-from cutlayer.experiment import compare
+from cutlayer.experiment import pool
 from cutlayer.registry import SCHEMES
 from tests import forks
 from tests.forks import Forked, forked
@@ -69,7 +69,7 @@ def words(scheme: str, protocol: str, runtime: str, out: Path) -> list[str]:
 def command(given: Sequence[str]) -> int:
     """In a forked process, whose workers are forked from it and need not load torch again."""
     os.environ["COLUMNS"] = "1000"
-    compare._processes = lambda: multiprocessing.get_context("fork")  # type: ignore[assignment]
+    pool._processes = lambda: multiprocessing.get_context("fork")  # type: ignore[assignment]
     return main(list(given))
 
 

@@ -17,7 +17,7 @@ import torch
 
 from cutlayer.clients.state import ClientState
 from cutlayer.errors import ContractError
-from cutlayer.experiment import checkpoint, compare, comparison, description, server_directory
+from cutlayer.experiment import checkpoint, compare, comparison, description, pool, server_directory
 from cutlayer.experiment import config as text
 from cutlayer.experiment.comparison import Comparison
 from cutlayer.experiment.description import Changes
@@ -68,8 +68,8 @@ def _trained(out: Path, changes: Changes) -> Comparison:
     with lock:
         for m, seed in both.runs():
             path = comparison.folder(out, m, seed)
-            if not compare._done(path):
-                compare._work(text.dump(both.config(m, seed)), str(path))
+            if not pool.done(path):
+                pool._work(text.dump(both.config(m, seed)), str(path))
     return both
 
 
@@ -83,7 +83,7 @@ def comparison_of(scheme: str, owner: int) -> tuple[Path, list[Ended]]:
     found = []
     for m, seed in both.runs():
         path = comparison.folder(out, m, seed)
-        compare._work(text.dump(both.config(m, seed)), str(path))
+        pool._work(text.dump(both.config(m, seed)), str(path))
         found.append(ended(path))
     shutil.rmtree(path)
     next(iter(Experiment.start(both.config(m, seed), path)))
