@@ -30,13 +30,14 @@ ROOMS = {  # every room may use `errors` and `_version` too
     "network.server",
     "track": "core engine experiment",
     "report": "core nn data simulation engine experiment",
+    "reproduce": "core registry models nn data simulation schemes experiment report",
     "api": "core nn data simulation optim clients schemes processes engine network.transport network.protocol "
     "network.client network.server experiment track report",
     "ui": "core experiment network.transport network.server",
     "bench": "core registry nn hf optim clients schemes engine processes api network.transport network.protocol "
     "network.server",
     "cli": "core registry models nn data simulation schemes processes engine network.transport "
-    "network.protocol network.client network.server experiment track report ui bench",
+    "network.protocol network.client network.server experiment track report reproduce ui bench",
 }
 OPEN = {"errors", "_version"}
 ALONE = {"__init__", "__main__"}  # the package's own door, and `python -m cutlayer`

@@ -51,7 +51,14 @@ makes cutlayer import anything.
 """
 REPORT = """\
 Print the table of a run or comparison, and write curves.png, table.json and report.html beside it. It reads what the
-run has written, and needs none of the run's parts.
+run has written, and needs none of the run's parts. With two seeds or more it adds each method's difference from its
+baseline, seed by seed, with a 95 % interval.
+
+examples:
+  cutlayer report runs/y
+  cutlayer report runs/y --target 0.7 --score last-ten              rounds to 70 %, the mean of the last ten rounds
+  cutlayer report runs/y --share 1.0 --baseline FedAvgM             rounds to all of FedAvgM's best
+  cutlayer report runs/y --curves accuracy loss f1 mcc
 """
 NOT_COMPARED = ("scheme", "local", "update", "seed")  # given as --schemes and --seeds
 DRY = "say what would be trained, how large it is and about how long it takes; write nothing"
@@ -67,7 +74,7 @@ def add(commands: Any) -> None:
     both.add_argument("--schemes", nargs="+", metavar="METHOD", help="what to compare (see `cutlayer list methods`)")
     both.add_argument("--add", nargs="+", metavar="METHOD", help="with --preset: these too, with their defaults")
     both.add_argument("--seeds", nargs="+", metavar="INT", help="seeds (default: 0 1 2)")
-    _jobs(both)
+    add_jobs(both)
     for command in (run, both):
         command.add_argument("--config", metavar="FILE", help="begin with the values of a TOML file")
         command.add_argument(
@@ -100,16 +107,45 @@ def add(commands: Any) -> None:
         quiet(command)
         command.set_defaults(run=later(name))
     flags.add_import(resume)
+    add_measure(report)
     add_json(report, "the table")
     add_track(resume)
     add_track(report, "--to", "feed these experiment trackers too, from the journal alone")
     add_log(resume)
-    _jobs(resume)
+    add_jobs(resume)
     resume.add_argument(
         "--accept-changes", action="store_true", help="go on with a config that was edited since, as it is now"
     )
     resume.add_argument("--undo-changes", action="store_true", help="go on with the config as it was, and restore it")
     add_pages(resume, "of a run that serves: ")
+
+
+def add_measure(command: argparse.ArgumentParser) -> None:
+    """Add the flags that say what a report measures."""
+    command.add_argument(
+        "--score",
+        default="best",
+        metavar="{best,final,last-ten}",
+        help="the accuracy of the best round, of the last one, or the mean of the last ten (default: best)",
+    )
+    command.add_argument(
+        "--target", type=float, metavar="ACCURACY", help="count rounds to this accuracy, in (0, 1] (default: --share)"
+    )
+    command.add_argument(
+        "--share", type=float, default=0.9, metavar="FLOAT", help="of the baseline's best: the target (default: 0.9)"
+    )
+    command.add_argument(
+        "--baseline",
+        metavar="LABEL",
+        help="the method to compare with (default: FedAvg, else the first; or its block's)",
+    )
+    command.add_argument(
+        "--curves",
+        nargs="+",
+        metavar="NAME",
+        help="what the curves show: accuracy, loss, f1, mcc, auc, train_loss, drift_server, drift_client "
+        "(default: accuracy drift_server)",
+    )
 
 
 def add_pages(command: argparse.ArgumentParser, whose: str = "") -> None:
@@ -142,7 +178,7 @@ def quiet(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def _jobs(command: argparse.ArgumentParser) -> None:
+def add_jobs(command: argparse.ArgumentParser) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     command.add_argument(
         "--jobs", type=int, default=cores, metavar="INT", help="runs at a time (default: one per core)"

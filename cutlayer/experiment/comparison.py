@@ -54,7 +54,7 @@ class Comparison:
         return [(m, seed) for seed in self.seeds for m in self.methods]
 
     def dump(self) -> str:
-        methods = [{"label": m.label, **({"name": m.name} if m.name else {}), **m.changes} for m in self.methods]
+        methods = [{**_about(m), **m.changes} for m in self.methods]
         return tomli_w.dumps({"seeds": list(self.seeds), "base": dict(self.base), "methods": methods})
 
     @classmethod
@@ -69,9 +69,19 @@ class Comparison:
         methods = []
         for entry in entries:
             expect(isinstance(entry, Mapping) and "label" in entry, "methods", entry, "a table with a label")
-            changes = {key: value for key, value in entry.items() if key not in ("label", "name")}
-            methods.append(Method(str(entry["label"]), changes, name=str(entry.get("name", ""))))
+            about = {key: str(entry.get(key, "")) for key in ("label", "name", "baseline")}
+            changes = {key: value for key, value in entry.items() if key not in (*about, "at")}
+            at = entry.get("at", {})
+            numbers = isinstance(at, Mapping) and all(isinstance(value, int | float) for value in at.values())
+            expect(numbers, "at", at, "a table of numbers")
+            methods.append(Method(changes=changes, at=dict(at), **about))
         return cls(dict(base), methods, seeds)
+
+
+def _about(m: Method) -> dict[str, Any]:
+    """Return what is not part of a method's config."""
+    about = {"label": m.label, "name": m.name, "baseline": m.baseline, "at": dict(m.at)}
+    return {key: value for key, value in about.items() if value}
 
 
 def read(out: Path) -> Comparison:

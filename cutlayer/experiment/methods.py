@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cutlayer.errors import ContractError, unknown
@@ -12,12 +12,16 @@ from cutlayer.registry import LOCALS, SCHEMES, UPDATES
 
 @dataclass(frozen=True)
 class Method:
-    """How a method's config differs from the common one. `line`: a description; `name`: a short name for it."""
+    """How a method's config differs from the common one. `line`: a description; `name`: a short name for it;
+    `baseline`: the label of the method whose rounds are its 1.00x, if it is not the comparison's; `at`: the values of
+    the parameters that a sweep varies."""
 
     label: str
     changes: Mapping[str, Any]
     line: str = ""
     name: str = ""
+    baseline: str = ""
+    at: Mapping[str, float] = field(default_factory=dict)
 
 
 FUSED = {"scheme": "smofi", "update": "fedavg"}

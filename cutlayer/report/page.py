@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from cutlayer.core.files import write_aside
+from cutlayer.experiment import config
 from cutlayer.report import curves, table
+from cutlayer.report.measure import Measure
+from cutlayer.report.paired import differences
 from cutlayer.report.summary import Row, Table, gather, tabulate
 
 STYLE = """
@@ -30,43 +34,76 @@ ROUND_COLUMNS = (
 )
 
 
-def write(out: Path) -> tuple[Table, list[Path]]:
-    """Write table, figure and page of a run or comparison, from its files; return the table and the paths."""
-    figures = tabulate(gather(out))
-    picture = curves.draw(figures)
+def write(out: Path, measure: Measure = Measure(), quantities: Sequence[str] = ()) -> tuple[Table, list[Path]]:
+    """Write table, figures and page of a run or comparison, from its files; return the table and the paths.
+    `quantities`: what the learning curves show."""
     source = out / ("compare.toml" if (out / "compare.toml").exists() else "config.toml")
+    figures = tabulate(gather(out), measure, _validated(out))
+    pictures = {"curves.png": curves.draw(figures, quantities)}
+    parameter = curves.swept(figures)
+    if parameter is not None:
+        pictures["sweep.png"] = curves.draw_sweep(figures, parameter)
+    whole = page(out.resolve().name, figures, list(pictures.values()), source.read_text(encoding="utf-8"))
     files = {
-        "curves.png": picture,
+        **pictures,
         "table.md": table.for_markdown(figures).encode(),
         "table.json": table.for_json(figures).encode(),
-        "report.html": page(out.resolve().name, figures, picture, source.read_text(encoding="utf-8")).encode(),
+        "report.html": whole.encode(),
     }
     for name, content in files.items():
         write_aside(out / name, content)
     return figures, [out / name for name in files]
 
 
-def page(title: str, figures: Table, picture: bytes, config: str) -> str:
+def _validated(out: Path) -> bool:
+    """Whether the runs were tested on validation rows."""
+    both = out / "compare.toml"
+    values = config.read(both).get("base", {}) if both.exists() else config.read(out / "config.toml")
+    return values.get("validation") is not None
+
+
+def page(title: str, figures: Table, pictures: Sequence[bytes], config: str) -> str:
     """Return the HTML text."""
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in table.headings(figures))
-    body = "".join(_row(table.cells(row, figures)) for row in figures.rows)
-    image = base64.b64encode(picture).decode()
+    main = tabular(table.headings(figures), [table.cells(row, figures) for row in figures.rows])
+    paired = [table.paired_cells(one) for one in differences(figures)]
     runs = "".join(_rounds(row) for row in figures.rows)
+    body = f"""{note(table.caption(figures))}
+{main}
+{tabular(table.PAIRED, paired) + note(table.paired_caption(figures)) if paired else ""}
+{"".join(image(picture, "Learning curves") for picture in pictures)}
+{note("Lines: mean over seeds. Bands: lowest to highest seed.")}
+<h2>Rounds</h2>{runs}
+<h2>Configuration</h2><pre>{html.escape(config)}</pre>"""
+    return document(title, body)
+
+
+def document(title: str, body: str) -> str:
+    """Return a whole page: one file that needs no other."""
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)} - cutlayer</title><style>{STYLE}</style>
 <h1>{html.escape(title)}</h1>
-<p class="note">{html.escape(table.caption(figures))}</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
-<p><img alt="Learning curves and drift of the server halves" src="data:image/png;base64,{image}"></p>
-<p class="note">Lines: mean over seeds. Bands: lowest to highest seed.</p>
-<h2>Rounds</h2>{runs}
-<h2>Configuration</h2><pre>{html.escape(config)}</pre>
+{body}
 </html>
 """
 
 
-def _row(cells: tuple[str, ...]) -> str:
+def note(words: str) -> str:
+    return f'<p class="note">{html.escape(words)}</p>'
+
+
+def image(picture: bytes, words: str) -> str:
+    """Return a picture inside the page."""
+    return f'<p><img alt="{html.escape(words)}" src="data:image/png;base64,{base64.b64encode(picture).decode()}"></p>'
+
+
+def tabular(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in HTML."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, rows))}</tbody></table>"
+
+
+def _row(cells: Sequence[str]) -> str:
     return "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
 
 

@@ -12,11 +12,12 @@ import rich.table
 
 from cutlayer.cli.output import console, print_json
 from cutlayer.core.files import as_path
-from cutlayer.errors import StoreError, expect, unknown
+from cutlayer.errors import StoreError, unknown
 from cutlayer.experiment import comparison
 from cutlayer.registry import PROFILES
+from cutlayer.report.measure import Measure
 from cutlayer.report.retime import WhatIf, retimed
-from cutlayer.report.summary import Outcome, Row, Table, outcome, tabulate
+from cutlayer.report.summary import Outcome, Row, Table, Trained, outcome, tabulate
 from cutlayer.report.table import duration
 
 
@@ -26,14 +27,15 @@ def run(args: argparse.Namespace) -> int:
         raise StoreError(f"{out}: no such folder")
     if args.profile is not None and args.profile not in PROFILES:
         raise unknown("profile", args.profile, PROFILES)
-    expect(args.target is None or 0 < args.target <= 1, "target", args.target, "an accuracy in (0, 1]")
+    measure = Measure(target=args.target)
     change = WhatIf(args.profile, args.cut, args.kappa, args.count_sync, args.sequential, args.plain)
     before, after = [], []
     for label, runs in _runs(out):
         known = [(path, outcome(path, seed)) for seed, path in runs if path.exists()]
-        before.append((label, [o for _, o in known]))
-        after.append((label, [Outcome(o.seed, retimed(path, o.rounds, change), o.status) for path, o in known]))
-    old, new = tabulate(before, args.target), tabulate(after, args.target)
+        again = [Outcome(o.seed, retimed(path, o.rounds, change), o.status) for path, o in known]
+        before.append(Trained(label, [o for _, o in known]))
+        after.append(Trained(label, again))
+    old, new = tabulate(before, measure), tabulate(after, measure)
     if args.json:
         target = None if math.isnan(new.target) else new.target
         plain = [_figures(one, other) for one, other in zip(old.rows, new.rows, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from cutlayer.core.files import as_path
 from cutlayer.errors import StoreError
 from cutlayer.experiment import run_directory
 from cutlayer.report import page, table
+from cutlayer.report.measure import Measure
 from cutlayer.report.table import duration
 from cutlayer.track.names import asked
 
 
 def run(args: argparse.Namespace) -> int:
     out, trackers = as_path("folder", args.folder), asked(args.to, "to")
-    code = show(out, args.quiet, args.json)
+    measure = Measure(args.score.replace("-", "_"), args.target, args.share, args.baseline)
+    code = show(out, args.quiet, args.json, Wanted(measure, tuple(args.curves or ())))
     if trackers:
         from cutlayer.track.tracked import export  # here: it loads torch
 
@@ -51,17 +54,26 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f} %"
 
 
-def show(out: Path, quiet: bool, as_json: bool = False) -> int:
+@dataclass(frozen=True)
+class Wanted:
+    """What a report shows: what is measured, and the quantities of its learning curves."""
+
+    measure: Measure = field(default_factory=Measure)
+    curves: tuple[str, ...] = ()
+
+
+def show(out: Path, quiet: bool, as_json: bool = False, wanted: Wanted | None = None) -> int:
     """Print the result, and write the report's files into the run's folder."""
     if not out.is_dir():
         raise StoreError(f"{out}: no such folder")
-    figures, files = page.write(out)
+    wanted = wanted or Wanted()
+    figures, files = page.write(out, wanted.measure, wanted.curves)
     summary = run_directory.read_summary(out)
     if as_json:
         print(json.dumps({**json.loads(table.for_json(figures)), "summary": summary}, indent=1))
     elif not quiet:
         if summary is None:
-            console.print(table.for_terminal(figures))
+            console.print(*table.for_terminal(figures))
         else:
             console.print(_result(summary), soft_wrap=True, markup=False)
         console.print("wrote " + ", ".join(str(path) for path in files), soft_wrap=True, markup=False)
