@@ -59,11 +59,13 @@ def add_config(
     only: Collection[str] = tuple(Config.model_fields),
     hidden: Collection[str] = (),
     short: Collection[str] = SHORT,
+    several: bool = False,
 ) -> None:
     """Add one flag for every field of the config in `only`, and for every parameter of every part.
 
     `hidden`: fields whose flags are accepted but not in the help ("scheme.", with a dot: the parameters of that part).
     `short`: the sections that `--help` shows; `--help-all` shows the others too.
+    `several`: every flag but yes or no takes one value or more.
     """
     for key, (title, fields) in SECTIONS.items():
         chosen = [name for name in fields if name in only]
@@ -72,7 +74,7 @@ def add_config(
             add_import(group)
         for name in chosen:
             assert group is not None
-            _field(group, name, name in hidden)
+            _field(group, name, name in hidden, several)
     for table in (table for table in TABLES if table in only):
         title = f"parameters of --{table.replace('_', '-')}"
         group = section(parser, table, title, shown=False)
@@ -80,10 +82,10 @@ def add_config(
             shipped = TABLES[table].shipped
             parser.takes[f"--{table.replace('_', '-')}"] = {name: list(p.takes) for name, p in shipped.items()}
         for name, owners in _parameters(table).items():
-            _parameter(group, table, name, owners, f"{table}{PLACE}" in hidden)
+            _parameter(group, table, name, owners, (f"{table}{PLACE}" in hidden, several))
 
 
-def _field(group: argparse._ArgumentGroup, name: str, hidden: bool) -> None:
+def _field(group: argparse._ArgumentGroup, name: str, hidden: bool, several: bool) -> None:
     field = Config.model_fields[name]
     flag, words = "--" + name.replace("_", "-"), str(field.description)
     known: dict[str, Iterable[str]] = {**TABLES, "task": TASKS, "profile": PROFILES}
@@ -93,7 +95,7 @@ def _field(group: argparse._ArgumentGroup, name: str, hidden: bool) -> None:
     more: dict[str, Any] = {"metavar": METAVARS.get(name) or kind_of(field.annotation)}
     if field.annotation is bool:
         more = {"action": argparse.BooleanOptionalAction}
-    elif name == "cut":
+    elif name == "cut" or several:
         more["nargs"] = "+"
     help_ = argparse.SUPPRESS if hidden else words.replace("%", "%%")
     group.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=help_, **more)
@@ -128,8 +130,10 @@ def _parameters(table: str) -> dict[str, list[tuple[str, Takes]]]:
 
 
 def _parameter(
-    group: argparse._ArgumentGroup, table: str, name: str, owners: list[tuple[str, Takes]], hidden: bool
+    group: argparse._ArgumentGroup, table: str, name: str, owners: list[tuple[str, Takes]], how: tuple[bool, bool]
 ) -> None:
+    """Add the flag of a parameter; `how`: whether it is hidden, and whether it takes several values."""
+    hidden, several = how
     said: dict[str, list[str]] = {}
     for owner, takes in owners:
         default = "" if takes.default in (None, "") else f" (default: {_plain(takes.default)})"
@@ -141,8 +145,8 @@ def _parameter(
     more: dict[str, Any] = {"metavar": kinds[0] if len(kinds) == 1 else "VALUE"}
     if kinds == ["BOOL"]:
         more = {"action": argparse.BooleanOptionalAction}
-    elif kinds == ["FLOAT FLOAT"]:
-        more = {"metavar": "FLOAT", "nargs": "+"}
+    elif kinds == ["FLOAT FLOAT"] or several:
+        more = {"metavar": kinds[0].split()[0] if len(kinds) == 1 else "VALUE", "nargs": "+"}
     help_ = argparse.SUPPRESS if hidden else words.replace("%", "%%")
     group.add_argument(*flags, dest=f"{table}{PLACE}{name}", default=argparse.SUPPRESS, help=help_, **more)
 
@@ -177,6 +181,27 @@ def config_values(args: argparse.Namespace) -> dict[str, Any]:
     for named in text.paths(values):
         own.allow(named)
     return resolved(values)
+
+
+Axis = tuple[str, list[Any]]
+"""A field, or a parameter with a dot, and the values it takes in turn."""
+
+
+def swept_values(args: argparse.Namespace) -> tuple[dict[str, Any], list[Axis]]:
+    """The flags of a sweep: those with one value, as nested config values, and those with several. A value that is
+    itself several numbers is written with commas: --cut 0,3 4,7."""
+    plain, axes = argparse.Namespace(), []
+    for key, given in vars(args).items():
+        field = key.partition(PLACE)[0]
+        if field not in Config.model_fields or not isinstance(given, list):
+            setattr(plain, key, given)
+            continue
+        words = [word.split(",") if "," in word else word for word in given]
+        if len(words) > 1:
+            axes.append((key, [value(word) for word in words]))
+        else:
+            setattr(plain, key, words[0])
+    return config_values(plain), axes
 
 
 def add_import(parser: argparse._ActionsContainer) -> None:

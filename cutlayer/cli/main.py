@@ -14,7 +14,20 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from cutlayer._version import __version__
-from cutlayer.cli import bench, certs, clock, completion, costs, doctor, listing, partition, reproduce, serve, train
+from cutlayer.cli import (
+    bench,
+    certs,
+    clock,
+    completion,
+    costs,
+    doctor,
+    listing,
+    partition,
+    reproduce,
+    serve,
+    sweep,
+    train,
+)
 from cutlayer.cli.parser import Parser
 from cutlayer.cli.signals import Terminated, terminating
 from cutlayer.core import heap, logs
@@ -40,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="cutlayer", description=ABOUT)
     top.add_argument("--version", action="version", version=f"cutlayer {__version__}", help="show the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    for module in (train, reproduce, serve, certs, listing, partition, clock, costs, bench, doctor):
+    for module in (train, sweep, reproduce, serve, certs, listing, partition, clock, costs, bench, doctor):
         module.add(commands)
     completion.add(commands, top)
     return top
@@ -102,7 +115,7 @@ def _goes_on(command: str) -> str:
         return "the same command takes part again"
     if command == "reproduce":
         return "the same command goes on from here"
-    if command in ("run", "compare", "resume", "serve"):
+    if command in ("run", "compare", "sweep", "resume", "serve"):
         return "`cutlayer resume` on the output folder goes on from here"
     return "nothing was changed"
 

@@ -40,7 +40,7 @@ class Staleness:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        expect(is_number(self.alpha) and self.alpha < 0, "alpha", self.alpha, "a finite number below 0")
+        expect(is_number(self.alpha) and self.alpha <= 0, "alpha", self.alpha, "a finite number, at most 0")
         expect(self.stale_offset in (0, 1), "stale_offset", self.stale_offset, "0 or 1")
         expect(self.hist_norm in ("count", "weights"), "hist_norm", self.hist_norm, "'count' or 'weights'")
         expect(isinstance(self.rebias_history, bool), "rebias_history", self.rebias_history, "true or false")

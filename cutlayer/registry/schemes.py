@@ -69,7 +69,7 @@ SCHEMES: dict[str, Part] = {
         STEP,
         {
             "alpha": Takes(
-                "FLOAT", -0.1, "how the momentum of a finished client fades: weight (age in steps)^alpha, below 0"
+                "FLOAT", -0.1, "how the momentum of a finished client fades: weight (age in steps)^alpha, at most 0"
             ),
             "stale_offset": Takes("INT", 1, "added to that age, 0 or 1: with 1 the first reuse already weighs 2^alpha"),
             "hist_norm": Takes(

@@ -23,6 +23,7 @@ from cutlayer.reproduce.runs import key
 from cutlayer.reproduce.scales import scaled
 
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # a row's shape and the classes of each task
+    "digits": ((1, 8, 8), 10),
     "cifar10": ((3, 32, 32), 10),
     "cifar100": ((3, 32, 32), 100),
     "tiny_imagenet": ((3, 64, 64), 200),
@@ -32,6 +33,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # a row's shape and the clas
     "speech_commands": ((1, 32, 32), 35),
 }
 ROWS = {  # training rows as published, and the clients of natural partitions
+    "digits": (1_433, 30),
     "cifar10": (50_000, 100),
     "cifar100": (50_000, 100),
     "tiny_imagenet": (100_000, 200),

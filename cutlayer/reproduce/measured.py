@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from cutlayer.core.randomness import OwnRandomness
 from cutlayer.core.threads import one_thread
 from cutlayer.data.parts import divergence
 from cutlayer.data.parts import histograms as class_counts
@@ -121,10 +122,11 @@ def settings(item: Item, more: More) -> Sheet:
 
 def _model(name: str, shape: tuple[int, ...], classes: int, cut: int) -> Sheet:
     """A model's layers, block by block, with its cut."""
-    model = MODELS[name].build({}, {"shape": shape, "classes": classes})
+    with OwnRandomness():
+        model = MODELS[name].build({}, {"shape": shape, "classes": classes})
     sizes, rows, numbers = shape_of(model, example(model, shape)), [], []
     for index, block in enumerate(model):
-        layers = [str(layer) for layer in block] if len(list(block.children())) else [str(block)]
+        layers = [str(layer) for layer in block.children()] or [str(block)]
         weights = sum(p.numel() for p in block.parameters())
         side = "client" if index <= cut else "server"
         for number, layer in enumerate(layers):

@@ -15,6 +15,8 @@ from rich.text import Text
 from cutlayer.report.page import document, image, note, tabular
 from cutlayer.report.table import markdown
 
+PADDING = 2  # characters around a column
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -64,17 +66,36 @@ def _words(value: Any) -> str:
     return "; ".join(str(one) for one in value) if isinstance(value, list | tuple) else str(value)
 
 
-def for_terminal(sheet: Sheet) -> list[rich.table.Table]:
-    """Return the tables; the printed number stands below ours."""
+def for_terminal(sheet: Sheet, width: int) -> list[rich.table.Table]:
+    """Return the tables, in parts that fit the width; the printed number stands below ours."""
     tables = []
     for section in sheet.sections:
-        out = rich.table.Table(title=section.title, title_justify="left", box=rich.box.SIMPLE_HEAD)
-        for index, heading in enumerate(section.headings):
-            out.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
-        for row in section.rows:
-            out.add_row(*(_two_lines(entry) for entry in row))
-        tables.append(out)
+        for columns in _fitting(section, width):
+            out = rich.table.Table(title=section.title, title_justify="left", box=rich.box.SIMPLE_HEAD)
+            for index in columns:
+                heading = section.headings[index].replace(": ", ":\n")
+                out.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+            for row in section.rows:
+                out.add_row(*(_two_lines(row[index]) for index in columns))
+            tables.append(out)
     return tables
+
+
+def _fitting(section: Section, width: int) -> list[list[int]]:
+    """Return groups of columns that fit side by side, each with the first column."""
+    lines = [[*heading.split(": "), *_lines(section, index)] for index, heading in enumerate(section.headings)]
+    sizes = [max(map(len, words), default=0) + PADDING for words in lines]
+    groups: list[list[int]] = [[0]]
+    for index in range(1, len(sizes)):
+        if len(groups[-1]) > 1 and sum(sizes[i] for i in (*groups[-1], index)) + PADDING > width:
+            groups.append([0])
+        groups[-1].append(index)
+    return groups
+
+
+def _lines(section: Section, index: int) -> list[str]:
+    entries = [row[index] for row in section.rows]
+    return [word for entry in entries for word in (entry.ours, f"[{entry.printed}]" if entry.printed else "")]
 
 
 def _two_lines(entry: Entry) -> Text:

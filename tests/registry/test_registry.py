@@ -77,7 +77,7 @@ def test_sections_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
     short, everything, one = (said("run", *flag) for flag in (["--help"], ["--help-all"], ["--help", "scheme"]))
     assert len(short.splitlines()) < 90 < 200 < len(everything.splitlines())
-    assert "--scheme.alpha FLOAT" in one and "below 0" in one and "--rounds" not in one
+    assert "--scheme.alpha FLOAT" in one and "at most 0" in one and "--rounds" not in one
     assert "--scheme.alpha FLOAT" not in short and "--scheme.alpha FLOAT" in everything
     assert "--augment / --no-augment" in everything and "--autocast {bfloat16}" in everything
     assert "--small-client {skip,one_batch}" in everything

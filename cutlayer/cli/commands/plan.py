@@ -63,6 +63,17 @@ def names(values: Mapping[str, Any]) -> tuple[str, ...]:
 def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[Config, Path, Origins]:
     """Return the config of a run, its folder, and where its values come from. The values are those of a preset
     (`without` some fields) or a file, overridden by flags."""
+    base = base_of(args, without)
+    values = flags.config_values(args)
+    config = text.parse(text.merge(base, values))
+    origins = Origins(names(values), tuple(base), args.preset or args.config)
+    name = f"{config.task}-{config.scheme['name']}-seed-{config.seed}".replace(own.COLON, "-")
+    out = as_path("out", args.out or f"runs/{name}")
+    return config, out, origins
+
+
+def base_of(args: argparse.Namespace, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the config values of a preset's method (`without` some fields), or of a file."""
     chosen = getattr(args, "method", None)
     if args.preset and args.config:
         raise ContractError("--preset and --config: give one of them")
@@ -70,16 +81,11 @@ def configured(args: argparse.Namespace, without: Sequence[str] = ()) -> tuple[C
         raise ContractError(f"--method {chosen}: it names one of a --preset's methods")
     base = flags.resolved(flags.written(as_path("config", args.config))) if args.config else {}
     base.pop(description.TABLE, None)  # the settings of a server are no part of the config
-    if args.preset:
-        given = preset(args.preset)
-        whole = text.merge(given.comparison.base, given.method(chosen).changes)
-        base = {key: value for key, value in whole.items() if key not in without}
-    values = flags.config_values(args)
-    config = text.parse(text.merge(base, values))
-    origins = Origins(names(values), tuple(base), args.preset or args.config)
-    name = f"{config.task}-{config.scheme['name']}-seed-{config.seed}".replace(own.COLON, "-")
-    out = as_path("out", args.out or f"runs/{name}")
-    return config, out, origins
+    if not args.preset:
+        return base
+    given = preset(args.preset)
+    whole = text.merge(given.comparison.base, given.method(chosen).changes)
+    return {key: value for key, value in whole.items() if key not in without}
 
 
 def show(experiment: Experiment, origins: Origins | None) -> None:

@@ -150,7 +150,7 @@ def _show(made: Any, folder: Path, args: argparse.Namespace) -> int:
         print_json(json.loads(sheet.for_json(made)))
     elif not args.quiet:
         console.print(made.title, style="bold", markup=False)
-        for table in sheet.for_terminal(made):
+        for table in sheet.for_terminal(made, console.width):
             console.print(table)
         for words in made.remarks:
             console.print(words, style="dim", soft_wrap=True, markup=False)

@@ -69,16 +69,21 @@ def compare(args: argparse.Namespace) -> int:
     both, values = _comparison(args)
     task = both.config(both.methods[0], both.seeds[0]).task
     out = as_path("out", args.out or f"runs/compare-{args.preset or task.replace(own.COLON, '-')}")
+    return begin(both, values, out, args)
+
+
+def begin(both: Comparison, values: dict[str, Any], out: Path, args: argparse.Namespace) -> int:
+    """Check a comparison, train it and print its table. `values`: what flags set for all its methods."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ContractError(
-            "compare: it starts processes of its own, one per run; expected torchrun with run or resume"
+            f"{args.command}: it starts processes of its own, one per run; expected torchrun with run or resume"
         )
     for m in both.methods:
         effects.check(both.config(m, both.seeds[0]), plan.names(values), label=m.label, all_methods=len(both.methods))
     if args.dry_run:
         plan.dry_all(both, out, args.jobs)
         return 0
-    with console.status(f"checking every method on {task}"):
+    with console.status("checking every method"):
         lock = comparing.start(both, out, args.overwrite)
     if not args.quiet:
         console.print(plan.methods(both))
