@@ -89,7 +89,13 @@ def read(out: Path) -> Comparison:
 
 
 def slug(label: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
+    """Return a label as the name of a folder.
+
+    >>> slug("SMoFi + FedAvgM"), slug("alpha -0.1")
+    ('smofi-fedavgm', 'alpha-minus-0.1')
+    """
+    signed = re.sub(r"(?<![a-z0-9])-(?=[0-9.])", "minus-", label.lower())
+    return re.sub(r"[^a-z0-9.]+", "-", signed).strip("-")
 
 
 def folder(out: Path, m: Method, seed: int) -> Path:
