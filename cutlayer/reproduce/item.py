@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -100,6 +100,7 @@ class Item:
             found = self._named(name)
             panels |= {one for one in found if isinstance(one, str)}
             rows |= {one for one in found if not isinstance(one, str)}
+        blocks = {block for block, _ in rows}
         kept = []
         for cell in self.cells:
             if panels and cell.panel not in panels:
@@ -107,13 +108,14 @@ class Item:
             wanted = not rows or (cell.block, cell.row) in rows
             if wanted:
                 kept.append(cell)
-            elif cell.hidden or self._needed(cell):
+            elif cell.hidden or self._needed(cell, blocks):
                 kept.append(_hide(cell))
         return Item(**{**vars(self), "cells": tuple(kept)})
 
-    def _needed(self, cell: Cell) -> bool:
-        """Whether a cell is a baseline: of its block, or of the target."""
-        return cell.row in (cell.block, self.target.row) and "rounds" in self.measures
+    def _needed(self, cell: Cell, blocks: Collection[str]) -> bool:
+        """Whether a cell is a baseline: of one of the blocks, or of the target."""
+        baseline = cell.row == cell.block and cell.block in blocks
+        return (baseline or cell.row == self.target.row) and "rounds" in self.measures
 
     def _named(self, name: str) -> list[str | tuple[str, str]]:
         """Return the panels, or the rows, that a name means: a panel's name or its beginning, a block, a row, or
