@@ -26,7 +26,7 @@ class SFLV2:
     """SplitFed version 2: a single server model, clients in a new random order every round.
 
     `order` "client": a client takes all its steps, then the next; "step": at each step, one client after another.
-    `reset`: when the server optimizer's memory is emptied; the SMoFi paper and the reference code do it every step,
+    `reset`: when the server optimizer's memory is emptied; the poster of SMoFi and the reference code say every step,
     CycleSL never does. "auto": as the protocol's paper does.
     """
 

@@ -1,4 +1,4 @@
-"""Comparisons by name: the demo, and one for every column of the papers' tables."""
+"""Comparisons by name: the demo, and the settings of the papers' tables."""
 
 from __future__ import annotations
 
