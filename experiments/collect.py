@@ -41,9 +41,11 @@ def main() -> None:
         for cell in found["cells"]:
             cell.pop("runs", None)
         found["command"] = found["command"].partition(" --out ")[0]
-        kept = {"commit": commit(), "machine": machine(), **found}
+        cells = [json.dumps(cell, ensure_ascii=False) for cell in found.pop("cells")]
+        about = json.dumps({"commit": commit(), "machine": machine(), **found}, indent=1, ensure_ascii=False)
         name = KEPT / f"{table.parent.name}.json"
-        name.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        name.write_text(about[: about.rindex("\n}")] + ',\n "cells": [\n  ' + ",\n  ".join(cells) + "\n ]\n}\n")
+        json.loads(name.read_text())
         picture = table.parent / "figure.png"
         if picture.exists():
             shutil.copy(picture, name.with_suffix(".png"))

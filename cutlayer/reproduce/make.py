@@ -48,7 +48,7 @@ def trained(runs: Runs, command: str) -> Sheet:
         "seeds": list(runs.seeds),
         "reduced": reductions([cell.values for cell in item.cells], runs.scale),
         "target": _targets(found) if "rounds" in item.measures else [],
-        "minutes": round(_seconds(found) / 60, 1),
+        "minutes of training": round(_seconds(found) / 60, 1),
     }
     shown = sections(item, [result for result in found if not result.cell.hidden])
     return Sheet(title(item), shown, numbers, item.notes, draw(item, found), about)

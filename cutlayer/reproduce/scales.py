@@ -82,7 +82,8 @@ def differences(values: Mapping[str, Any], scale: str) -> Iterator[str]:
     for key in dict.fromkeys((*values, *now)):
         was, becomes = values.get(key), now.get(key)
         if isinstance(becomes, Mapping):
-            inside = {name: (dict(was or {}).get(name), value) for name, value in becomes.items()}
+            usual = {name: one.default for name, one in MODELS[becomes["name"]].takes.items()} if key == "model" else {}
+            inside = {name: ({**usual, **(was or {})}.get(name), value) for name, value in becomes.items()}
             changed = {f"{key}.{name}": pair for name, pair in inside.items() if pair[0] != pair[1]}
         else:
             changed = {key: (was, becomes)} if was != becomes else {}

@@ -61,7 +61,7 @@ def test_a_scale_says_what_it_reduces() -> None:
     assert list(differences(values, "workstation")) == ["rounds 250 (paper: 1000)"]
     said = ", ".join(differences(values, "laptop"))
     for words in (
-        "model.width 8",
+        "model.width 8 (paper: 64)",
         "rounds 30 (paper: 1000)",
         "batch_size 16 (paper: 32)",
         "local_steps 29 (paper: 75)",
