@@ -68,6 +68,13 @@ def test_what_cannot_be_swept(line: str, said: str, capsys: pytest.CaptureFixtur
     assert status == 2 and said in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "x"
+    assert main(["run", *SMALL, "--out", str(out)]) == 0
+    return out
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -77,8 +84,6 @@ def test_what_cannot_be_swept(line: str, said: str, capsys: pytest.CaptureFixtur
         ("--curves speed", "unknown curve 'speed'"),
     ],
 )
-def test_what_cannot_be_reported(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *SMALL, "--out", str(tmp_path / "x")]) == 0
-    capsys.readouterr()
-    assert main(["report", str(tmp_path / "x"), *line.split()]) == 2
+def test_what_cannot_be_reported(line: str, said: str, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(trained), *line.split()]) == 2
     assert said in capsys.readouterr().err

@@ -45,9 +45,11 @@ def made_up(task: str) -> Dataset:
 
 
 def small(config: Config) -> Config:
-    """The same with a handful of clients and one step of two samples."""
+    """The same with a handful of clients, one step of two samples, and narrower layers (`tests/models/test_papers.py`
+    holds the models as the papers have them)."""
     values = {k: v for k, v in config.model_dump().items() if v is not None}
     more: dict[str, Any] = {"rounds": 1, "participation": 2, "local_steps": 1, "batch_size": 2}
+    more["model"] = config.model | {k: v // 4 for k, v in config.model.items() if k in ("width", "growth") and v >= 32}
     if config.partition["name"] == "natural":
         more |= {"clients": None, "partition": {**config.partition, "min_size": min(config.partition["min_size"], 35)}}
         if config.task == "shakespeare":
