@@ -18,9 +18,10 @@ from cutlayer.experiment.population import divided, load_data
 from cutlayer.experiment.presets import cyclesl, smofi
 from cutlayer.models import example
 from cutlayer.nn.macs import shape_of
-from cutlayer.registry import MODELS, OPTIMIZERS
+from cutlayer.registry import MODELS, OPTIMIZERS, SCHEMES
 from cutlayer.report.curves import COLORS, png, tidy
 from cutlayer.reproduce import printed
+from cutlayer.reproduce.estimate import macs
 from cutlayer.reproduce.item import Item
 from cutlayer.reproduce.runs import missing
 from cutlayer.reproduce.sheet import Entry, Section, Sheet
@@ -45,10 +46,17 @@ def costs(item: Item, more: More) -> Sheet:
     with one_thread():
         found = {c: [measuring.measure(scheme, m, adam, 32) for m in CLIENTS] for c, scheme in CLASSES.items()}
     told = printed.by_place(item.paper, item.name)
-    rows = {"Computation intensity": "compute", "Memory consumption": "memory", "Latency": "latency"}
+    traits = {c: SCHEMES[scheme].make(**SCHEMES[scheme].fixed).traits for c, scheme in CLASSES.items()}
+    rows = {
+        "Sequential pairing": {c: _yes(t.order == "one_by_one") for c, t in traits.items()},
+        "Model aggregation": {c: _yes(t.halves != "one") for c, t in traits.items()},
+        "Benefit from scalability": {c: _yes(t.order != "one_by_one") for c, t in traits.items()},
+        "Computation intensity": {c: _counts(some, "compute") for c, some in found.items()},
+        "Memory consumption": {c: _counts(some, "memory") for c, some in found.items()},
+        "Latency": {c: _counts(some, "latency") for c, some in found.items()},
+    }
     table = [
-        [Entry(name), *(Entry(_counts(found[c], field), told[c, "", name]["text"]) for c in CLASSES)]
-        for name, field in rows.items()
+        [Entry(name), *(Entry(ours[c], told[c, "", name]["text"]) for c in CLASSES)] for name, ours in rows.items()
     ]
     headings = ["", *(f"{c} ({scheme})" for c, scheme in CLASSES.items())]
     counted = f"with {', '.join(map(str, CLIENTS))} clients"
@@ -58,6 +66,10 @@ def costs(item: Item, more: More) -> Sheet:
     )
     numbers = [{"class": c, **asdict(one)} for c, some in found.items() for one in some]
     return Sheet("", [Section("", headings, table)], numbers, notes)
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
 
 
 def _counts(found: Sequence[measuring.Cost], field: str) -> str:
@@ -219,9 +231,9 @@ def heterogeneity(item: Item, more: More) -> Sheet:
             data.scatter(parts.sizes, divergence(counts), s=12, color=COLORS[0])
         columns[panel] = parts.sizes if known else None
         data.set(title=panel if known else f"{panel}: {NO_DATA}", xlabel="samples", ylabel="J-S divergence")
-        devices = draw("lognormal", int(base["clients"]), int(more.get("seed", 0)), 37_000_000)[:]
+        devices = draw("lognormal", int(base["clients"]), 0, macs(base["model"], str(base["task"])))[:]
         machines.scatter([1000 * d.seconds for d in devices], [d.kbps / 1000 for d in devices], s=12, color=COLORS[2])
-        machines.set(xlabel="ms a frame", ylabel="Mbit/s", xscale="log", yscale="log")
+        machines.set(xlabel="ms a frame", ylabel="Mbit/s", yscale="log")
         tidy(data)
         tidy(machines)
     sheet = _described("clients' samples", columns, png(figure))
