@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.nn import functional
 
 import cutlayer as cl
 from tests.equal import naive_cyclesl
@@ -174,3 +176,28 @@ def test_this_task_can_tell_them_apart() -> None:
     answers += [naive_cyclesl.train(task, naive_cyclesl.sglr(share)).model for share in (0.1, 0.75, 1.0)]
     for i, one in enumerate(answers):
         assert all(difference(one, other) > 1e-5 for other in answers[:i])
+
+
+def after_one_step(scheme: Any, start: float) -> tuple[float, float]:
+    """The weights of the paper's toy (section 3.2.1), one linear neuron on each side, after a step from `start`."""
+    front, back = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        front.weight.fill_(1.0)
+        back.weight.fill_(start)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    plain = cl.SGD(lr=0.05, momentum=0.0, weight_decay=0.0)
+    how: dict[str, Any] = {"optimizer": plain, "rounds": 1, "batch_size": 1, "local_epochs": 1, "cut": 0}
+    model = cl.train(
+        nn.Sequential(front, back).double(), [(one, one)], scheme=scheme, loss=functional.mse_loss, **how
+    ).model
+    return model[0].weight.item(), model[1].weight.item()
+
+
+@pytest.mark.parametrize("start", [1.2, 1.02, 1.001])
+def test_the_toy_example(start: float) -> None:
+    """w_s w_c x > y = 1: the server's step is the same, and the client's is smaller after it."""
+    plain, cycled = after_one_step("sflv2", start), after_one_step(cl.CycleSFL(loss_weight="uniform"), start)
+    w_s = start - 2 * 0.05 * (start - 1)
+    assert plain == pytest.approx((1 - 2 * 0.05 * start * (start - 1), w_s), abs=EXACT)
+    assert cycled == pytest.approx((1 - 2 * 0.05 * w_s * (w_s - 1), w_s), abs=EXACT)
+    assert 1 - cycled[0] < 1 - plain[0]
