@@ -180,16 +180,14 @@ def test_this_task_can_tell_them_apart() -> None:
 
 def after_one_step(scheme: Any, start: float) -> tuple[float, float]:
     """The weights of the paper's toy (section 3.2.1), one linear neuron on each side, after a step from `start`."""
-    front, back = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    front, back = (nn.Linear(1, 1, bias=False).double() for _ in range(2))
     with torch.no_grad():
         front.weight.fill_(1.0)
         back.weight.fill_(start)
     one = torch.ones(1, 1, dtype=torch.float64)
     plain = cl.SGD(lr=0.05, momentum=0.0, weight_decay=0.0)
     how: dict[str, Any] = {"optimizer": plain, "rounds": 1, "batch_size": 1, "local_epochs": 1, "cut": 0}
-    model = cl.train(
-        nn.Sequential(front, back).double(), [(one, one)], scheme=scheme, loss=functional.mse_loss, **how
-    ).model
+    model = cl.train(nn.Sequential(front, back), [(one, one)], scheme=scheme, loss=functional.mse_loss, **how).model
     return model[0].weight.item(), model[1].weight.item()
 
 
