@@ -59,8 +59,8 @@ EPOCHS = _varied(
     {f"{e} server epoch{'s' * (e > 1)}": {"scheme": {"name": "cyclesfl", "server_epochs": e}} for e in (1, 2, 4, 8)}
 )
 ROUNDS = (
-    "Rounds until the accuracy over all clients is reached. They are tested in every 2nd round on FEMNIST, every 5th on "
-    "CelebA and CIFAR-100, every 10th on Shakespeare; the authors looked at each round's own clients."
+    "Rounds until the accuracy over all clients is reached. They are tested in every 2nd round on FEMNIST, every 5th "
+    "on CelebA and CIFAR-100, every 10th on Shakespeare; the authors looked at each round's own clients."
 )
 
 
