@@ -21,7 +21,7 @@ from cutlayer.errors import Diverged
 from cutlayer.nn.flat import Vectors
 from cutlayer.optim.averaging import Mean, average, distances, drift
 from cutlayer.optim.memory import Moments
-from cutlayer.optim.update import buffers_of
+from cutlayer.optim.update import buffers_of, half_of
 from cutlayer.schemes.base import Closed
 from cutlayer.schemes.server import Server
 
@@ -104,7 +104,10 @@ class Aggregator:
         else:
             W_bar = Vectors(*(torch.cat(pair) for pair in zip(W_bar_c, W_bar_s, strict=True)))
             eta = eta_c if eta_c == eta_s else _by_half(W_bar.w, len(self.W_c.w), eta_c, eta_s)
-            W = W_bar._replace(w=s.update(state.W.w, W_bar.w, momentum, eta))
+            w = s.update(state.W.w, W_bar.w, momentum, eta)
+            averaged = {"both": slice(0), "front": slice(len(self.W_c.w), None), "back": slice(len(self.W_c.w))}
+            w[averaged[half_of(s.update)]] = W_bar.w[averaged[half_of(s.update)]]
+            W = W_bar._replace(w=w)
         self._check_finite(W)
         clients = [j for some in self.processes.everyones([r.address.client for r in self.reports]) for j in some]
         participations = {**state.participations, **{j: state.participations.get(j, 0) + 1 for j in clients}}

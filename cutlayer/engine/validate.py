@@ -8,7 +8,7 @@ from cutlayer.errors import ContractError, unknown
 from cutlayer.optim.local import Local, clips_regularised, joint
 from cutlayer.optim.lr_schedule import LRSchedule
 from cutlayer.optim.optimizer import Optimizer
-from cutlayer.optim.update import Update, buffers_of
+from cutlayer.optim.update import Update, buffers_of, half_of
 from cutlayer.schemes.base import Scheme
 
 PROTOCOLS = ("smofi", "cyclesl")
@@ -58,6 +58,10 @@ def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str
             )
     if redrawn_cut:
         _redrawn(scheme, protocol)
+    if half_of(parts.update) == "front" and scheme.traits.carry == "keep":
+        raise ContractError(
+            f"update = {parts.update}: with {scheme} clients keep their fronts; expected half 'both' or 'back'"
+        )
     if labels not in LABELS:
         raise unknown("labels", labels, LABELS)
     if labels == "stay":

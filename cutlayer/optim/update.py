@@ -11,7 +11,7 @@ there must be one for the whole round.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ from cutlayer.optim.sgd import NAG, SGD
 State = dict[str, Tensor]
 Eta = float | Tensor
 Buffers = Literal["reset", "average"]
+Half = Literal["both", "front", "back"]
 
 
 class Update(Protocol):
-    """Turns the averaged weights into the new ones. Attributes `buffers`, `weights`, `optimizer` and `in_units_of_eta`
-    are optional."""
+    """Turns the averaged weights into the new ones. Attributes `buffers`, `weights`, `optimizer`, `in_units_of_eta`
+    and `half` are optional."""
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State, eta: Eta) -> Tensor:
         """Return the new weights. `state` belongs to the update; it is kept between rounds and checkpointed."""
@@ -45,13 +46,16 @@ class FedAvg:
 class FedAvgM:
     """Momentum on the global update (Hsu et al. 2019): m <- beta*m + (W - W_bar); W <- W - m.
 
-    SMoFi's own global step is the same (its Algorithm 2, lines 20 and 21).
+    SMoFi's own global step is the same (its Algorithm 2, lines 20 and 21). `half`: on "both" halves, or on the "front"
+    or the "back" alone, while the other is averaged.
     """
 
     beta: float = 0.3
+    half: Half = "both"
 
     def __post_init__(self) -> None:
         _check_beta(self.beta)
+        expect(self.half in get_args(Half), "half", self.half, "'both', 'front' or 'back'")
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State, eta: Eta) -> Tensor:
         m = state.get("m", torch.zeros_like(W))
@@ -110,6 +114,12 @@ class FedNAG:
 def buffers_of(update: Update) -> Buffers:
     buffers: Buffers = getattr(update, "buffers", "reset")
     return buffers
+
+
+def half_of(update: Update) -> Half:
+    """Return which half an update acts on."""
+    half: Half = getattr(update, "half", "both")
+    return half
 
 
 def _check_beta(beta: float) -> None:

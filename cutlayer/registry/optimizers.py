@@ -56,7 +56,10 @@ UPDATES: dict[str, Part] = {
         {},
         "+ W",
         "",
-        {"beta": Takes("FLOAT", 0.3, "global momentum, from 0 to below 1 (SMoFi's beta_g)")},
+        {
+            "beta": Takes("FLOAT", 0.3, "global momentum, from 0 to below 1 (SMoFi's beta_g)"),
+            "half": Takes("{both,front,back}", "both", "the half that has it; the other is averaged"),
+        },
     ),
     "slowmo": Part(
         "cutlayer.optim.update:SlowMo",
@@ -75,7 +78,7 @@ UPDATES: dict[str, Part] = {
     "fednag": Part(
         "cutlayer.optim.update:FedNAG",
         "Nesterov on the clients; weights and momentum averaged and broadcast",
-        "Yang et al., FGCS 2022",
+        "Yang et al., IEEE TPDS 33(12), 2022",
         {},
         "+ oW",
         "+ 2oWc a round",

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import cutlayer as cl
+from cutlayer.errors import ContractError
 from tests.equal import naive, naive_split, naive_updates
 from tests.equal.compare import EXACT, library, same_clients, task_of
 from tests.equal.naive import difference
@@ -114,3 +117,34 @@ def test_averaged_buffers_are_refused_where_there_is_no_mean_of_them(
     given = cl.FedNAG() if update == "FedNAG" else cl.SlowMo(buffers="average")
     with pytest.raises(cl.ContractError):
         library(task_of("sgd", rounds=1), scheme, "sgd", update=given, **more)
+
+
+@pytest.mark.parametrize("scheme", ["fedavg", "smofi"])
+@pytest.mark.parametrize("half", ["front", "back", "both"])
+def test_global_momentum_on_one_half(half: Any, scheme: str) -> None:
+    """Round by round: the mean of a round without momentum, and m on the parameters of that half."""
+    x, y = torch.randn(24, 6, dtype=torch.float64), torch.arange(24) % 3
+    clients = [(x[:10], y[:10]), (x[10:], y[10:])]
+    model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 3))).double()
+    how: dict[str, Any] = {"cut": 0, "scheme": scheme, "batch_size": 4, "local_epochs": 2, "shuffle": False}
+    how["optimizer"] = cl.SGD(lr=0.1, momentum=0.9)
+    found = cl.train(model, clients, update=cl.FedAvgM(0.6, half=half), rounds=4, **how).model
+
+    W = {name: w.detach().clone() for name, w in model.named_parameters()}
+    m = {name: torch.zeros_like(w) for name, w in W.items()}
+    for _ in range(4):
+        model.load_state_dict(W)
+        W_bar = dict(cl.train(model, clients, rounds=1, **how).model.named_parameters())
+        for name in W:
+            front = name.startswith("0.")
+            beta = 0.6 if half == "both" or front == (half == "front") else 0.0
+            m[name] = beta * m[name] + (W[name] - W_bar[name].detach())
+            W[name] = W[name] - m[name]
+    assert max(float((w.detach() - W[name]).abs().max()) for name, w in found.named_parameters()) <= EXACT
+
+
+def test_there_is_no_global_momentum_on_fronts_that_are_kept() -> None:
+    with pytest.raises(ContractError, match="clients keep their fronts; expected half 'both' or 'back'"):
+        cl.train(naive.small_model(), naive.small_clients(), scheme="psl", update=cl.FedAvgM(0.5, half="front"))
+    with pytest.raises(ContractError, match="half = 'middle': expected 'both', 'front' or 'back'"):
+        cl.FedAvgM(half="middle")  # type: ignore[arg-type]
