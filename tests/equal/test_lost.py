@@ -86,8 +86,8 @@ def test_lost_client_with_other_optimizers(scheme: str, optimizer: str, lost: Lo
 
 @pytest.mark.parametrize(
     "flags",
-    [{"stale_offset": 0, "alpha": -1.0}, {"hist_norm": "weights"}, {"rebias_history": True}],
-    ids=["stale_offset", "hist_norm", "rebias_history"],
+    [{"stale_offset": 0, "alpha": -1.0}, {"alpha": 0.0}, {"hist_norm": "weights"}, {"rebias_history": True}],
+    ids=["stale_offset", "alpha", "hist_norm", "rebias_history"],
 )
 def test_lost_client_with_smofi_flags(flags: dict[str, Any]) -> None:
     ours, rule = OPTIMIZERS["adam"]
