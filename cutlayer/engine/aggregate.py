@@ -105,8 +105,9 @@ class Aggregator:
             W_bar = Vectors(*(torch.cat(pair) for pair in zip(W_bar_c, W_bar_s, strict=True)))
             eta = eta_c if eta_c == eta_s else _by_half(W_bar.w, len(self.W_c.w), eta_c, eta_s)
             w = s.update(state.W.w, W_bar.w, momentum, eta)
-            averaged = {"both": slice(0), "front": slice(len(self.W_c.w), None), "back": slice(len(self.W_c.w))}
-            w[averaged[half_of(s.update)]] = W_bar.w[averaged[half_of(s.update)]]
+            if (half := half_of(s.update)) is not None:
+                other = slice(len(self.W_c.w), None) if half == "front" else slice(len(self.W_c.w))
+                w[other] = W_bar.w[other]
             W = W_bar._replace(w=w)
         self._check_finite(W)
         clients = [j for some in self.processes.everyones([r.address.client for r in self.reports]) for j in some]

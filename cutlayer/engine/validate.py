@@ -60,7 +60,7 @@ def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str
         _redrawn(scheme, protocol)
     if half_of(parts.update) == "front" and scheme.traits.carry == "keep":
         raise ContractError(
-            f"update = {parts.update}: with {scheme} clients keep their fronts; expected half 'both' or 'back'"
+            f"update = {parts.update}: with {scheme} clients keep their fronts; expected no half, or 'back'"
         )
     if labels not in LABELS:
         raise unknown("labels", labels, LABELS)

@@ -23,7 +23,7 @@ from cutlayer.optim.sgd import NAG, SGD
 State = dict[str, Tensor]
 Eta = float | Tensor
 Buffers = Literal["reset", "average"]
-Half = Literal["both", "front", "back"]
+Half = Literal["front", "back"]
 
 
 class Update(Protocol):
@@ -46,16 +46,16 @@ class FedAvg:
 class FedAvgM:
     """Momentum on the global update (Hsu et al. 2019): m <- beta*m + (W - W_bar); W <- W - m.
 
-    SMoFi's own global step is the same (its Algorithm 2, lines 20 and 21). `half`: on "both" halves, or on the "front"
-    or the "back" alone, while the other is averaged.
+    SMoFi's own global step is the same (its Algorithm 2, lines 20 and 21). `half`: on the "front" or
+    the "back" alone, while the other is averaged (None: on both).
     """
 
     beta: float = 0.3
-    half: Half = "both"
+    half: Half | None = None
 
     def __post_init__(self) -> None:
         _check_beta(self.beta)
-        expect(self.half in get_args(Half), "half", self.half, "'both', 'front' or 'back'")
+        expect(self.half in (None, *get_args(Half)), "half", self.half, "'front', 'back' or None")
 
     def __call__(self, W: Tensor, W_bar: Tensor, state: State, eta: Eta) -> Tensor:
         m = state.get("m", torch.zeros_like(W))
@@ -116,9 +116,9 @@ def buffers_of(update: Update) -> Buffers:
     return buffers
 
 
-def half_of(update: Update) -> Half:
-    """Return which half an update acts on."""
-    half: Half = getattr(update, "half", "both")
+def half_of(update: Update) -> Half | None:
+    """Return the half that an update acts on, or None: both."""
+    half: Half | None = getattr(update, "half", None)
     return half
 
 

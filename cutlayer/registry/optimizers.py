@@ -58,7 +58,7 @@ UPDATES: dict[str, Part] = {
         "",
         {
             "beta": Takes("FLOAT", 0.3, "global momentum, from 0 to below 1 (SMoFi's beta_g)"),
-            "half": Takes("{both,front,back}", "both", "the half that has it; the other is averaged"),
+            "half": Takes("{front,back}", None, "the half that has it, while the other is averaged (default: both)"),
         },
     ),
     "slowmo": Part(

@@ -16,8 +16,9 @@ from cutlayer.cli.main import main
 from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError
 from cutlayer.experiment import config, journal
-from cutlayer.experiment.compare import Progress, _progress
+from cutlayer.experiment import config as text
 from cutlayer.experiment.experiment import Experiment
+from cutlayer.experiment.pool import Job, _progress
 
 WHO = {
     "clients": (1, 2),
@@ -191,8 +192,6 @@ def test_a_run_of_another_version_resumes_and_is_reported(tmp_path: Path, capsys
 
 
 def test_progress_is_shown_of_a_line_without_an_accuracy(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "a" / "seed-0"
-    folder.mkdir(parents=True)
-    (folder / "journal.jsonl").write_text('{"n": 1}\n')
-    found = _progress(tmp_path, Progress("a", 0, 0, 5, None, "waiting"))
+    (tmp_path / "journal.jsonl").write_text('{"n": 1}\n')
+    found = _progress(Job("a", text.parse({"rounds": 5}), tmp_path))
     assert (found.done, found.accuracy, found.status) == (1, None, "running")

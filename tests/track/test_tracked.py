@@ -40,7 +40,7 @@ TINY = {"task": "digits", "rounds": 2, "clients": 4, "participation": 2, "local_
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers of our own; and no pictures, which take longer than all the rest."""
-    monkeypatch.setattr(page, "write", lambda out: (None, []))
+    monkeypatch.setattr(page, "write", lambda out, *_: (None, []))
     monkeypatch.setitem(names.TRACKERS, "fake", fakes.FAKE)
     monkeypatch.setitem(names.TRACKERS, "broken", fakes.BROKEN)
 
