@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cutlayer.data.tasks import SOURCES, load_task
-from cutlayer.errors import CutlayerError
+from cutlayer.data import hub
+from cutlayer.data.tasks import SOURCES, data_folder
 from cutlayer.experiment import config as text
 from cutlayer.experiment.config import Config
 from cutlayer.experiment.description import FILE
@@ -56,7 +56,7 @@ class Runs:
     @property
     def without_data(self) -> list[str]:
         """The tasks whose data are not there."""
-        return [task for task, why in self._missing.items() if why]
+        return [task for task, lacking in self._missing.items() if lacking]
 
     def jobs(self) -> list[Job]:
         """Return every run once, seed by seed; none of a task whose data are not there."""
@@ -88,17 +88,10 @@ class Runs:
         return "no data" if self._missing[str(cell.values["task"])] else "not trained"
 
 
-def missing(task: str, data_dir: str | None) -> str:
-    """Return why a task's rows cannot be read, or "". Reads nothing but the names of files."""
-    from cutlayer.data.tasks import data_folder
-
-    if SOURCES[task].shipped:
-        return ""
+def missing(task: str, data_dir: str | None) -> bool:
+    """Whether a task's rows are not there: neither in the data folder, nor on a hub that can be asked. Reads nothing but
+    the names of files."""
+    about = SOURCES[task]
     root = data_folder(None if data_dir is None else Path(data_dir))
-    if root is not None and (root / task).is_dir() and any((root / task).iterdir()):
-        return ""
-    try:
-        load_task(task, None if data_dir is None else Path(data_dir))
-    except CutlayerError as error:
-        return str(error)
-    return ""
+    there = root is not None and (root / task).is_dir() and any((root / task).iterdir())
+    return not (about.shipped or there or (about.hub is not None and hub.installed()))

@@ -44,7 +44,7 @@ def _list(args: argparse.Namespace) -> int:
 
     chosen = papers(args.paper)
     with console.status("measuring this machine"):
-        speed = 2 * estimate.speed() if args.jobs > 1 else estimate.speed()
+        speed = max(1, args.jobs) * estimate.speed()
         found = {
             paper: {name: _about(item, speed, estimate, runs, args.data_dir) for name, item in items.items()}
             for paper, items in chosen.items()
