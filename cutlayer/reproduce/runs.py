@@ -89,7 +89,7 @@ class Runs:
 
 
 def missing(task: str, data_dir: str | None) -> bool:
-    """Whether a task's rows are not there: neither in the data folder, nor on a hub that can be asked. Reads nothing but
+    """Whether a task's rows are not there: neither in the data folder, nor on a hub that can be asked. Reads only
     the names of files."""
     about = SOURCES[task]
     root = data_folder(None if data_dir is None else Path(data_dir))
