@@ -69,5 +69,5 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more processes than cores: many tests wait for processes and sockets."""
-    return (os.cpu_count() or 1) + 2
+    """One more process than cores: many tests wait for processes and sockets."""
+    return (os.cpu_count() or 1) + 1
