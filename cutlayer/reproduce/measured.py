@@ -21,7 +21,7 @@ from cutlayer.nn.macs import shape_of
 from cutlayer.registry import MODELS, OPTIMIZERS, SCHEMES
 from cutlayer.report.curves import COLORS, png, tidy
 from cutlayer.reproduce import printed
-from cutlayer.reproduce.estimate import macs
+from cutlayer.reproduce.estimate import size
 from cutlayer.reproduce.item import Item
 from cutlayer.reproduce.runs import missing
 from cutlayer.reproduce.sheet import Entry, Section, Sheet
@@ -231,7 +231,7 @@ def heterogeneity(item: Item, more: More) -> Sheet:
             data.scatter(parts.sizes, divergence(counts), s=12, color=COLORS[0])
         columns[panel] = parts.sizes if known else None
         data.set(title=panel if known else f"{panel}: {NO_DATA}", xlabel="samples", ylabel="J-S divergence")
-        devices = draw("lognormal", int(base["clients"]), 0, macs(base["model"], str(base["task"])))[:]
+        devices = draw("lognormal", int(base["clients"]), 0, size(base["model"], str(base["task"])).macs)[:]
         machines.scatter([1000 * d.seconds for d in devices], [d.kbps / 1000 for d in devices], s=12, color=COLORS[2])
         machines.set(xlabel="ms a frame", ylabel="Mbit/s", yscale="log")
         tidy(data)

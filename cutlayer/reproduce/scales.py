@@ -44,11 +44,20 @@ LAPTOP: dict[tuple[str, str], Reduced] = {
         },
     ),
     ("smofi", "speech_commands"): Reduced(
-        8, 22, {"clients": 20, "participation": 5, "batch_size": 8, "rounds": 40, "partition": {"min_size": 8}}
+        8,
+        22,
+        {
+            "train_rows": 800,
+            "clients": 20,
+            "participation": 5,
+            "batch_size": 8,
+            "rounds": 40,
+            "partition": {"min_size": 8},
+        },
     ),
-    ("cyclesl", "femnist"): Reduced(2, values={"model": {"hidden": 256}, "rounds": 200}),
-    ("cyclesl", "celeba"): Reduced(2, values={"rounds": 200}),
-    ("cyclesl", "shakespeare"): Reduced(values={"model": {"hidden": 64}, "rounds": 200}),
+    ("cyclesl", "femnist"): Reduced(2, values={"model": {"hidden": 256}, "clients": 250, "rounds": 200}),
+    ("cyclesl", "celeba"): Reduced(2, values={"clients": 250, "rounds": 200}),
+    ("cyclesl", "shakespeare"): Reduced(values={"model": {"hidden": 64}, "clients": 100, "rounds": 200}),
     ("cyclesl", "cifar100"): Reduced(8, values={"train_rows": 10_000, "rounds": 200}),
 }
 OF_CLIENTS = {10: 3, 20: 5, 30: 8}  # table 4 varies the clients of a round; at laptop scale there are a quarter as many

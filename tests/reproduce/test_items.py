@@ -117,22 +117,31 @@ def test_the_counted_work_of_models_is_theirs() -> None:
         ({"name": "leaf_lstm"}, "shakespeare"),
         ({"name": "resnet18"}, "cifar100"),
     ):
-        assert estimate.macs(model, task) == estimate.count(model, task)
+        assert estimate.size(model, task) == estimate.count(model, task)
     for item in ALL:
         for cell in item.cells:
             values = scaled(cell.values, "laptop")
-            name = " ".join(
-                [values["task"], *(str(v) if k == "name" else f"{k}={v}" for k, v in sorted(values["model"].items()))]
-            )
-            assert name in estimate._known(), f"{name} is not in macs.json"
+            name = estimate.name_of(values["model"], values["task"])
+            assert name in estimate._known(), f"{name} is not in sizes.json"
 
 
 def test_samples_of_a_run() -> None:
     cifar, slow = (find("smofi", "table-1").cells[k].values for k in (0, 2))
-    assert estimate.samples(cifar) == 1000 * 20 * 5 * 500
-    assert estimate.samples(slow) == 1000 * 20 * 75 * 32
+    assert estimate.work(cifar).samples == 1000 * 20 * 5 * 500
+    assert estimate.work(slow).samples == 1000 * 20 * 75 * 32
     femnist = find("cyclesl", "table-3").cells[0].values
-    assert estimate.samples(femnist) == 600 * round(0.05 * 3550) * 32
+    assert estimate.work(femnist).samples == 600 * round(0.05 * 3550) * 32
+    assert estimate.work(cifar).steps == 1000 * 20 * 5 * round(500 / 32)
+    assert estimate.work(cifar).evaluated == 1000 * 10_000
+    assert estimate.work(slow).steps == 1000 * 20 * 75
+
+
+def test_the_time_of_a_run_counts_its_samples_and_its_steps() -> None:
+    values = scaled(find("smofi", "table-1").cells[0].values, "laptop")
+    macs, layers = estimate.size(values["model"], "cifar10")
+    samples, steps = 30 * 20 * 5 * 100, 30 * 20 * 5 * round(100 / 16)
+    by_hand = macs * (3 * samples + 30 * 10_000) / 1e9 + steps * layers * 1e-4
+    assert estimate.seconds(values, estimate.Machine(1e9, 1e-4)) == pytest.approx(by_hand)
 
 
 def test_tasks_without_data_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,9 @@ def _list(args: argparse.Namespace) -> int:
 
     chosen = papers(args.paper)
     with console.status("measuring this machine"):
-        speed = max(1, args.jobs) * estimate.speed()
+        machine = estimate.this_machine()
         found = {
-            paper: {name: _about(item, speed, estimate, runs, args.data_dir) for name, item in items.items()}
+            paper: {name: _about(item, machine, estimate, runs, args) for name, item in items.items()}
             for paper, items in chosen.items()
         }
     if args.json:
@@ -64,12 +64,12 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _about(item: Item, speed: float, estimate: Any, runs: Any, data_dir: str | None) -> dict[str, Any]:
-    lacking = [task for task in item.tasks if runs.missing(task, data_dir)]
+def _about(item: Item, machine: Any, estimate: Any, runs: Any, args: argparse.Namespace) -> dict[str, Any]:
+    lacking = [task for task in item.tasks if runs.missing(task, args.data_dir)]
     times = {}
     for scale in scales.SCALES:
-        count, macs = estimate.work(item, scale, len(scales.seeds(item.paper, scale)))
-        times[scale] = {"runs": count, "seconds": macs / speed}
+        count, seconds = estimate.of_item(item, scale, len(scales.seeds(item.paper, scale)), machine)
+        times[scale] = {"runs": count, "seconds": seconds / max(1, args.jobs)}
     return {"title": item.title, "data": item.tasks, "missing": lacking, "scales": times}
 
 
@@ -128,11 +128,15 @@ def _plan(runs: Any, jobs: Any, args: argparse.Namespace) -> int:
     from cutlayer.reproduce import estimate
 
     item = runs.item
-    there = sum(pool.done(job.folder) for job in jobs)
-    _, macs = estimate.work(item, runs.scale, len(runs.seeds))
-    seconds = macs / (estimate.speed() * max(1, min(args.jobs, len(jobs)))) * (1 - there / max(1, len(jobs)))
+    left = [job.folder for job in jobs if not pool.done(job.folder)]
+    machine, values = (
+        estimate.this_machine(),
+        {runs.folder(c, s): runs.values(c) for c in item.cells for s in runs.seeds},
+    )
+    seconds = sum(estimate.seconds(values[one], machine) for one in left) / max(1, min(args.jobs, len(left)))
     lines = [
-        f"{len(jobs)} runs in {runs.out / 'runs'}, {there} of them there; about {duration(seconds)} for the others",
+        f"{len(jobs)} runs in {runs.out / 'runs'}, {len(jobs) - len(left)} of them there; "
+        f"about {duration(seconds)} for the others",
         *(f"no data: {task}" for task in runs.without_data),
         *(f"reduced: {line}" for line in scales.reductions([c.values for c in item.cells], runs.scale)),
         *(f"{'there' if pool.done(job.folder) else 'to do'}  {job.label}, seed {job.config.seed}" for job in jobs),
