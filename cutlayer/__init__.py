@@ -45,7 +45,20 @@ if TYPE_CHECKING:
     from cutlayer.optim.sgd import NAG, SGD
     from cutlayer.optim.update import FedAvg, FedAvgM, FedNAG, SlowMo
     from cutlayer.registry import register
-    from cutlayer.schemes import PSL, SFLV1, SFLV2, SGLR, SSL, CyclePSL, CycleSFL, CycleSGLR, CycleSSL, MergeSFL, SMoFi
+    from cutlayer.schemes import (
+        PSL,
+        SFLV1,
+        SFLV2,
+        SGLR,
+        SSL,
+        Aligned,
+        CyclePSL,
+        CycleSFL,
+        CycleSGLR,
+        CycleSSL,
+        MergeSFL,
+        SMoFi,
+    )
     from cutlayer.simulation.clock import Clock
     from cutlayer.simulation.cuts import cuts
     from cutlayer.simulation.devices import Device
@@ -75,7 +88,7 @@ _HOMES = {
     "optim.sgd": "NAG SGD",
     "optim.update": "FedAvg FedAvgM FedNAG SlowMo",
     "registry": "register",
-    "schemes": "CyclePSL CycleSFL CycleSGLR CycleSSL MergeSFL PSL SFLV1 SFLV2 SGLR SMoFi SSL",
+    "schemes": "Aligned CyclePSL CycleSFL CycleSGLR CycleSSL MergeSFL PSL SFLV1 SFLV2 SGLR SMoFi SSL",
     "simulation.clock": "Clock",
     "simulation.cuts": "cuts",
     "simulation.devices": "Device",
@@ -94,6 +107,7 @@ __all__ = [
     "SSL",
     "Adam",
     "AdamW",
+    "Aligned",
     "AuthError",
     "Blocks",
     "ClientError",

@@ -2,6 +2,7 @@
 
     python experiments/search.py --out runs/search                          the demo's
     python experiments/search.py --set local_epochs=10 --out runs/search10  the same in another setting
+    python experiments/search.py --set 'model={name="resnet",width=8}' rounds=15 --out runs/resnet
 
 Every method is trained with every learning rate x local momentum of GRID, with seeds that the comparison itself does
 not use, and tested on a share of the training rows that is set aside: no test row is looked at. The score of a setting
@@ -53,24 +54,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and search.json")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="change the setting of the demo")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="seeds that the comparison does not use")
     args = parser.parse_args()
     demo = preset("demo").comparison
     given = dict(one.split("=", 1) for one in args.set)
     base = config.merge(demo.base, {**{name: value(word) for name, word in given.items()}, "validation": VALIDATION})
     grid = settings(list(demo.methods))
-    comparison = Comparison(base, [method for *_, method in grid], SEEDS)
+    comparison = Comparison(base, [method for *_, method in grid], args.seeds)
     there = (args.out / compare.FILE).exists()
     lock = compare.resume(args.out, "refuse")[1] if there else compare.start(comparison, args.out, overwrite=False)
     follow_all(compare.train_all(comparison, args.out, args.jobs, lock), quiet=False)
     results: dict[str, list[dict[str, Any]]] = {}
     for label, point, method in grid:
-        rounds = comparison.config(method, SEEDS[0]).rounds
-        scores = [score(folder(args.out, method, seed), rounds) for seed in SEEDS]
+        rounds = comparison.config(method, args.seeds[0]).rounds
+        scores = [score(folder(args.out, method, seed), rounds) for seed in args.seeds]
         results.setdefault(label, []).append({**point, "score": statistics.fmean(scores), "scores": scores})
     for label, tried in results.items():
         tried.sort(key=lambda setting: -setting["score"])
         print(label, "best of", len(tried), tried[0])
-    found = {"seeds": SEEDS, "validation": VALIDATION, "setting": base, "grid": GRID, "results": results}
+    found = {"seeds": args.seeds, "validation": VALIDATION, "setting": base, "grid": GRID, "results": results}
     (args.out / "search.json").write_text(json.dumps(found, indent=1))
 
 

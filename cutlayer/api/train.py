@@ -61,6 +61,7 @@ def rounds(
     small_client: Literal["skip", "one_batch"] | None = None,
     labels: str = "send",
     noise: float = 0.0,
+    calibrate: float = 0.0,
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
     metric: Metric | None = None,
     profile: str | Sequence[Device | tuple[float, float]] | None = None,

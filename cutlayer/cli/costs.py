@@ -16,12 +16,19 @@ The measured counterpart of Table 1 in the CycleSL paper; takes a few seconds.
 examples:
   cutlayer costs
   cutlayer costs --schemes fedavg smofi cyclesfl --clients 10 100 --optimizer adam --json > costs.json
+  cutlayer costs --schemes smofi 'aligned(cycle=true)' 'aligned(lam=0.5, rho=0.1)'
 """
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("costs", help="what each scheme costs the server, measured", description=ABOUT)
-    command.add_argument("--schemes", nargs="+", metavar="NAME", default=list(SCHEMES), help="which (default: all)")
+    command.add_argument(
+        "--schemes",
+        nargs="+",
+        metavar="NAME",
+        default=list(SCHEMES),
+        help="which, with parameters or without (default: all)",
+    )
     command.add_argument(
         "--clients",
         nargs="+",

@@ -35,7 +35,7 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "text": ("models of transformers", ("peft", "tokens")),
-    "gradients": ("gradients and rates", ("clip", "accumulate", "lr_schedule")),
+    "gradients": ("gradients and rates", ("clip", "accumulate", "lr_schedule", "calibrate")),
     "cut": ("what crosses the cut", ("labels", "noise")),
     "time": ("simulated time", ("profile", "kappa", "count_sync", "sequential")),
     "machine": (

@@ -234,6 +234,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         lr_schedule=parts.lr_schedule,
         persists=o.persists,
         noise=o.noise,
+        calibrate=o.calibrate,
         loss=o.loss,
         select=selected,
         evaluator=evaluator if tested else None,

@@ -52,6 +52,7 @@ class Options:
     labels          "send": with the smashed data; "stay": the last block is the client's too, and labels and loss never
                     leave it (the U-shape; not with the Cycle schemes, which train the server on them)
     noise           Gaussian noise on the smashed data, its norm relative to theirs
+    calibrate       tau: the server adds tau*log(label frequencies of the client) to the logits of its batches
     profile         the name of a profile such as "lte", or one Device(seconds, kbps) per client: for the simulated
                     clock, and for schemes that regulate batch sizes by them; None: all alike
     clock           Clock(kappa=100, sync=False, sequential="strict"): how simulated seconds are counted
@@ -91,6 +92,7 @@ class Options:
     small_client: Literal["skip", "one_batch"] | None = None
     labels: str = "send"
     noise: float = 0.0
+    calibrate: float = 0.0
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     metric: Metric | None = None
     profile: str | Sequence[Device | tuple[float, float]] | None = None
@@ -123,10 +125,12 @@ class Options:
         some = is_whole(self.evaluate_every) and self.evaluate_every >= 1
         expect(some, "evaluate_every", self.evaluate_every, whole)
         expect(is_whole(self.seed), "seed", self.seed, "a whole number")
-        target, noise, limit, kept = self.target, self.noise, self.memory_limit, self.kept_memory
+        target, limit, kept = self.target, self.memory_limit, self.kept_memory
         expect(target is None or (is_number(target) and 0 < target <= 1), "target", target, "an accuracy in (0, 1]")
         expect(target is None or test is not None, "target", target, "a test set to reach it on")
-        expect(is_number(noise) and noise >= 0, "noise", noise, "a finite number, at least 0")
+        for name in ("noise", "calibrate"):
+            value = getattr(self, name)
+            expect(is_number(value) and value >= 0, name, value, "a finite number, at least 0")
         expect(limit is None or (is_number(limit) and limit > 0), "memory_limit", limit, "MiB above 0, or None")
         some = kept is None or (is_number(kept) and kept >= 0)
         expect(some, "kept_memory", kept, "megabytes, at least 0, or None")
@@ -145,7 +149,9 @@ class Options:
         optimizer: Optimizer = build(OPTIMIZERS, self.optimizer)
         server: Optimizer = build(OPTIMIZERS, self.server_optimizer, "server_optimizer") or optimizer
         schedule = as_lr_schedule(build(LR_SCHEDULES, self.lr_schedule))
-        return Parts(scheme, local, update, brought(update, optimizer), brought(update, server), schedule)
+        return Parts(
+            scheme, local, update, brought(update, optimizer), brought(update, server), schedule, self.calibrate
+        )
 
 
 def _clip(given: float) -> Clip:

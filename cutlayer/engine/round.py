@@ -203,9 +203,8 @@ class Engine:
     def _server_at(self, cut: int) -> Server:
         s = self.setup
         if self._server is None or self._server[0] != cut:
-            rules = Rules(
-                s.server_optimizer, s.loss, s.seed, s.schedule.shuffle, s.local, s.persists, s.optimizer, s.detail
-            )
+            rules = Rules(s.server_optimizer, s.loss, s.seed, s.schedule.shuffle, s.local, s.persists, s.optimizer)
+            rules = replace(rules, watched=s.detail, calibrate=s.calibrate)
             compute = Compute(s.backend.workers, s.backend.size, s.backend.back is None, s.trains)
             self._server = cut, Server(s.back(cut), rules, compute)
         return self._server[1]

@@ -46,6 +46,7 @@ class Setup:
     lr_schedule: LRSchedule | None
     persists: bool  # whether optimizer memory lives on between rounds, on both sides
     noise: float
+    calibrate: float  # tau of calibrated logits
     loss: Loss
     select: int  # |J_n|
     evaluator: Evaluator | None

@@ -32,6 +32,7 @@ class Parts:
     optimizer: Optimizer
     server_optimizer: Optimizer
     lr_schedule: LRSchedule | None = None
+    calibrate: float = 0.0
 
 
 def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str = "send") -> None:
@@ -56,6 +57,8 @@ def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str
                 f"scheme = {scheme}: in protocol 'cyclesl' each client's step counter is its own, so clients' stale "
                 "moments have no common correction; expected rebias_history=False"
             )
+    if parts.calibrate:
+        _calibrated(scheme, parts.calibrate, labels)
     if redrawn_cut:
         _redrawn(scheme, protocol)
     if half_of(parts.update) == "front" and scheme.traits.carry == "keep":
@@ -120,6 +123,16 @@ def _staying(scheme: Scheme) -> None:
         raise ContractError(
             f"labels = 'stay': {scheme} chooses clients by their label counts, which the server would have to know; "
             "expected select='random'"
+        )
+
+
+def _calibrated(scheme: Scheme, tau: float, labels: str) -> None:
+    if labels == "stay":
+        raise ContractError(f"calibrate = {tau:g}: the server must see the labels; expected labels 'send'")
+    if scheme.traits.meets == "batch" or scheme.traits.needs_labels == "rows":
+        raise ContractError(
+            f"calibrate = {tau:g}: under {scheme} a batch of the server has rows of several clients, and each of them "
+            "has label frequencies of its own; expected another scheme, or calibrate 0"
         )
 
 

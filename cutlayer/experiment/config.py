@@ -95,9 +95,7 @@ class Config(BaseModel):
         description="share of the training rows that is set aside and tested on instead of the test rows, for tuning",
     )
     rounds: int = Field(10, description="communication rounds, at least 1")
-    participation: int | float = Field(
-        1.0, description="clients per round: a rate above 0 and up to 1 (0.2), or a number (6)"
-    )
+    participation: int | float = Field(1.0, description="clients per round: a rate up to 1 (0.2), or a number (6)")
     batch_size: int = Field(32, description="samples per batch, at least 1")
     accumulate: int = Field(1, description="batches per optimizer step, whose gradients are averaged, at least 1")
     local_epochs: int = Field(5, description="passes over a client's data per round, at least 1")
@@ -129,6 +127,7 @@ class Config(BaseModel):
         "leave it (the U-shape)",
     )
     noise: float = Field(0.0, description="Gaussian noise on the smashed data, relative to its norm, at least 0")
+    calibrate: float = Field(0.0, ge=0, description="tau: add tau*log(a client's label frequencies) to its logits")
     kept_memory: float = Field(2048, description="megabytes of what clients keep that stay in memory", ge=0)
     profile: str = Field(
         "alike",
@@ -210,6 +209,7 @@ class Config(BaseModel):
             brought(update, optimizer),
             brought(update, self.part("server_optimizer") or optimizer),
             self.part("lr_schedule"),
+            self.calibrate,
         )
         redrawn = isinstance(self.cut, tuple) and self.cut[0] != self.cut[1]
         refuse_senseless(parts, self.protocol, redrawn, self.labels)

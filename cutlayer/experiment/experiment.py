@@ -60,6 +60,7 @@ def options(config: Config) -> Options:
         small_client=config.small_client,
         labels=config.labels,
         noise=config.noise,
+        calibrate=config.calibrate,
         profile=None if config.profile == "alike" else config.profile,
         clock=Clock(config.kappa, config.count_sync, config.sequential),
         kept_memory=config.kept_memory,

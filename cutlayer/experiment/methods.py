@@ -61,6 +61,7 @@ LABELS = {
     "sflv1": "SFLV1",
     "sflv2": "SFLV2",
     "smofi": "SMoFi",
+    "aligned": "Aligned",
     "mergesfl": "MergeSFL",
     "psl": "PSL",
     "sglr": "SGLR",

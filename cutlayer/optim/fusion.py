@@ -31,6 +31,7 @@ class Staleness:
     `rebias_history`: rescale Adam's stale moments by (1 - b^t) / (1 - b^t_j), t_j being their age in steps.
     `adaptive`: ours, not the paper's. s is not a power of the age but the cosine between the stale momentum and the
     average of the fresh ones (Adam: of the first moments), or 0 where the cosine is negative.
+    `fade`: ours too. s is fade^(k - k_j) instead; with the optimizer's momentum beta, as a gradient fades inside it.
     """
 
     alpha: float = -0.1
@@ -38,6 +39,7 @@ class Staleness:
     hist_norm: str = "count"
     rebias_history: bool = False
     adaptive: bool = False
+    fade: float | None = None
 
     def __post_init__(self) -> None:
         expect(is_number(self.alpha) and self.alpha <= 0, "alpha", self.alpha, "a finite number, at most 0")
@@ -45,14 +47,19 @@ class Staleness:
         expect(self.hist_norm in ("count", "weights"), "hist_norm", self.hist_norm, "'count' or 'weights'")
         expect(isinstance(self.rebias_history, bool), "rebias_history", self.rebias_history, "true or false")
         expect(isinstance(self.adaptive, bool), "adaptive", self.adaptive, "true or false")
+        share = self.fade is None or (is_number(self.fade) and 0 <= self.fade <= 1)
+        expect(share, "fade", self.fade, "a number from 0 to 1")
+        expect(not (self.adaptive and self.fade is not None), "fade", self.fade, "None, where adaptive is true")
 
     def weight(self, k: int, k_j: int) -> float:
         """s_j at step k of a momentum recorded at step k_j < k (Eq. 6)."""
+        if self.fade is not None:
+            return float(self.fade ** (k - k_j))
         return float((k - k_j + self.stale_offset) ** self.alpha)
 
-    def total(self, active: int, weights: Sequence[float]) -> float:
-        """The divisor of Eq. 5."""
-        return active + (len(weights) if self.hist_norm == "count" else math.fsum(weights))
+    def total(self, active: float, weights: Sequence[float], counts: Sequence[float]) -> float:
+        """The divisor of Eq. 5: what active clients count, and the weights of finished ones or what they count."""
+        return active + math.fsum(counts if self.hist_norm == "count" else weights)
 
     def faded(self, k: int, k_j: int, m_j: Sequence[Tensor], fresh: Sequence[Tensor]) -> float:
         """The weight of a recorded momentum `m_j`; `fresh` is the sum of the fresh ones."""
@@ -66,10 +73,11 @@ class Staleness:
 
 
 class Fusion:
-    """Computes m_bar from all momenta of each step; a client that is missing from a step has finished."""
+    """Computes m_bar from all momenta of each step; a client that is missing from a step has finished. `counts`: what
+    each client counts (None: 1)."""
 
-    def __init__(self, staleness: Staleness, optimizer: Optimizer) -> None:
-        self.staleness, self.k = staleness, -1
+    def __init__(self, staleness: Staleness, optimizer: Optimizer, counts: Mapping[int, float] | None = None) -> None:
+        self.staleness, self.k, self.counts = staleness, -1, counts
         self.corrected = optimizer.betas if isinstance(optimizer, LinearMoments) else (0.0,) * optimizer.moments
         self.last: dict[int, tuple[int, list[Tensor]]] = {}  # j -> k_j, and its momentum at that step
 
@@ -79,9 +87,11 @@ class Fusion:
         H = {j: self.last[j] for j in sorted(self.last) if j not in momenta}
         for j, m_j in momenta.items():
             self.last[j] = k, [m.clone() for m in m_j]
-        total = [torch.stack(list(moments)).sum(dim=0) for moments in zip(*momenta.values(), strict=True)]
-        s = {j: rule.faded(k, k_j, m_j, total) for j, (k_j, m_j) in H.items()}
-        m = rule.total(len(momenta), list(s.values()))
+        n = {j: 1.0 if self.counts is None else self.counts[j] for j in self.last}
+        fresh = [[m if n[j] == 1 else n[j] * m for m in m_j] for j, m_j in momenta.items()]
+        total = [torch.stack(list(moments)).sum(dim=0) for moments in zip(*fresh, strict=True)]
+        s = {j: n[j] * rule.faded(k, k_j, m_j, total) for j, (k_j, m_j) in H.items()}
+        m = rule.total(math.fsum(n[j] for j in momenta), list(s.values()), [n[j] for j in H])
         for i, beta in enumerate(self.corrected):
             for j, (k_j, m_j) in H.items():
                 total[i] = total[i] + s[j] * rule.rebias(beta, k, k_j) * m_j[i]
@@ -140,7 +150,7 @@ class MomentumFusion:
             self._record(j)
         H = [j for j in sorted(self._last) if self._last[j] < k]
         s = {j: self.staleness.weight(k, self._last[j]) for j in H}
-        total = self.staleness.total(len(A), list(s.values()))
+        total = self.staleness.total(len(A), list(s.values()), [1.0] * len(H))
         for which, fused in enumerate(self._m_bar):
             for i, m_bar in enumerate(fused):
                 m_bar.zero_()

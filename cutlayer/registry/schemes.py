@@ -23,6 +23,19 @@ CYCLED = {
     "frozen_bn": FROZEN,
 }
 
+FUSION = {
+    "alpha": Takes("FLOAT", -0.1, "at most 0: the momentum of a finished client fades as (age in steps)^alpha"),
+    "stale_offset": Takes("INT", 1, "added to that age, 0 or 1: with 1 the first reuse already weighs 2^alpha"),
+    "hist_norm": Takes(
+        "{count,weights}",
+        "count",
+        "divide the fused momentum by the number of clients, or by the sum of weights",
+    ),
+    "rebias_history": Takes("BOOL", False, "Adam: correct a finished client's moments for the steps since"),
+    "adaptive": Takes("BOOL", False, "weigh stale momentum by its cosine with the fresh one, not by its age"),
+    "fuse_clients": Takes("BOOL", False, "fuse the clients' momentum too; it then travels every step"),
+}
+
 SCHEMES: dict[str, Part] = {
     "fedavg": Part(
         "cutlayer.schemes:SFLV1",
@@ -67,19 +80,25 @@ SCHEMES: dict[str, Part] = {
         {},
         "2m + 3o",
         STEP,
+        FUSION,
+    ),
+    "aligned": Part(
+        "cutlayer.schemes:Aligned",
+        "SMoFi carried further: consistent, elastic, corrected or cycled",
+        "cutlayer",
+        {},
+        "2m + 3o",
+        STEP,
         {
-            "alpha": Takes(
-                "FLOAT", -0.1, "how the momentum of a finished client fades: weight (age in steps)^alpha, at most 0"
-            ),
-            "stale_offset": Takes("INT", 1, "added to that age, 0 or 1: with 1 the first reuse already weighs 2^alpha"),
-            "hist_norm": Takes(
-                "{count,weights}",
-                "count",
-                "divide the fused momentum by the number of clients, or by the sum of weights",
-            ),
-            "rebias_history": Takes("BOOL", False, "Adam: correct a finished client's moments for the steps since"),
-            "adaptive": Takes("BOOL", False, "weigh stale momentum by its cosine with the fresh one, not by its age"),
-            "fuse_clients": Takes("BOOL", False, "fuse the clients' momentum too; it then travels every step"),
+            **FUSION,
+            "kappa": Takes("FLOAT", None, "the fused momentum begins a round at so many times its last value, 0 to 1"),
+            "fade": Takes("FLOAT", None, "momentum of a finished client weighs fade^(age), 0 to 1, in place of alpha"),
+            "weights": Takes("{uniform,samples}", "uniform", "whether clients count alike or by their samples"),
+            "lam": Takes("FLOAT", 0.0, "how much of a surrogate's own direction is taken from its gradient, 0 to 1"),
+            "gamma": Takes("FLOAT", 0.9, "how long that direction is remembered, 0 to 1"),
+            "rho": Takes("FLOAT", 0.0, "how far surrogates move to their mean after every step, 0 to 1"),
+            "ramp": Takes("INT", 0, "rho grows over so many steps of a round; 0: it is there from the first"),
+            "cycle": Takes("BOOL", False, "surrogates step on everybody's features first; then clients get gradients"),
         },
     ),
     "mergesfl": Part(

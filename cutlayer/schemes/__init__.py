@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cutlayer.clients.messages import Address, CutGrad, Momentum, Smashed
 from cutlayer.clients.waves import Wave
+from cutlayer.schemes.aligned import Aligned
 from cutlayer.schemes.base import Closed, Scheme, Session
 from cutlayer.schemes.cycled import CyclePSL, CycleSFL, CycleSGLR, CycleSSL
 from cutlayer.schemes.merged import MergeSFL
@@ -26,6 +27,7 @@ __all__ = [
     "SGLR",
     "SSL",
     "Address",
+    "Aligned",
     "Closed",
     "CutGrad",
     "CyclePSL",

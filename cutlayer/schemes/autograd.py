@@ -16,6 +16,7 @@ from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
 from cutlayer.nn.nested import Inputs, each, parted, tensors, unbound
 from cutlayer.nn.stacked import Stack, Stacks, each_loss, together
+from cutlayer.schemes.calibrate import Calibrated
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Message = Smashed | Attached
@@ -32,6 +33,7 @@ class Passes:
         self, half: Half, loss: Loss, seed: int, workers: Workers | None = None, size: int = 1, stacks: bool = True
     ) -> None:
         self.half, self.loss, self.seed = half, loss, seed
+        self.calibrated: Calibrated | None = None
         self.workers, self.size, self.stacks = workers or Workers(), size, stacks
         self._made: Stacks
         self._writes = True  # whether the first block may write into its input
@@ -63,6 +65,8 @@ class Passes:
         assert y is not None, "labels that stay with the clients"
         with torch.enable_grad():
             out, stack = self.through(rows, which, smashed, self.half.inputs(a, more))
+            if self.calibrated is not None:
+                out = self.calibrated(out, y, [s.address.client for s in smashed])
             losses = self._loss(smashed[0].address, out, y) if one else each_loss(self.loss, out, y)
             total = losses if one else losses.sum()
         parts += [rows.views[r] for r in which] if stack is None else [stack.views]

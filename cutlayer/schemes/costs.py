@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -84,9 +85,18 @@ class Traced(Server):
         return longest
 
 
-def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 256, depth: int = 4) -> Cost:
-    """Measure one scheme with m clients, on the back of a wide perceptron and random activations."""
-    scheme = SCHEMES[name].make(**SCHEMES[name].fixed)
+def measure(
+    name: str,
+    m: int,
+    optimizer: Optimizer,
+    batch: int,
+    width: int = 256,
+    depth: int = 4,
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> Cost:
+    """Measure one scheme with m clients, on the back of a wide perceptron and random activations. `given`: its
+    parameters."""
+    scheme = SCHEMES[name].build(given)
     cpu = torch.device("cpu")
     with OwnRandomness():
         blocks = list(mlp((FEATURES,), CLASSES, width, depth))[1:]
@@ -109,7 +119,7 @@ def measure(name: str, m: int, optimizer: Optimizer, batch: int, width: int = 25
                 sent += sum(message.nbytes for message in (*smashed, *replies))
         steps = STEPS - 1
         return Cost(
-            scheme=name,
+            scheme=name + (f"({', '.join(f'{k}={v}' for k, v in given.items())})" if given else ""),
             clients=m,
             memory=retained(session) / server.start.w.nbytes,
             compute=server.work / (TRAINED * batch * steps),

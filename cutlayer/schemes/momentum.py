@@ -35,11 +35,12 @@ ALL = slice(None)
 class FusedMomentum:
     """m_bar and the momenta it is made of, for one round. `k` counts the fusions."""
 
-    def __init__(self, server: Server, rows: Rows, rule: Staleness) -> None:
+    def __init__(self, server: Server, rows: Rows, rule: Staleness, kappa: float | None = None) -> None:
+        """`kappa`: m_bar begins at so many times its value at the end of the last round (None: as the protocol says)"""
         self.server, self.rows, self.rule, self.k = server, rows, rule, 0
         self.kind = _kind(server.optimizer)
-        self.memory = server.memory([FUSED])
-        self.m_bar = [m[0].clone() for m in self.memory.moments]
+        self.memory = server.memory([FUSED], persists=None if kappa is None else True)
+        self.m_bar = [m[0].clone() if kappa is None else kappa * m[0] for m in self.memory.moments]
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; holds the next sum
         self.t = self.memory.t[0]  # steps before this round
         self.history: dict[int, tuple[int, list[Tensor]]] = {}  # finished client -> its last step, and m_j
@@ -61,9 +62,9 @@ class FusedMomentum:
             self.server.regularise(g[some, at], w[some, at], at)
             step(w[some, at], g[some, at])
 
-    def add(self, at: slice, row: int) -> None:
-        """Add a fresh momentum to one part of the sum."""
-        self.kind.add([m[at] for m in self.before], self.rows.g[row, at])
+    def add(self, at: slice, row: int, n_j: float) -> None:
+        """Add n_j times a fresh momentum to one part of the sum."""
+        self.kind.add([m[at] for m in self.before], self.rows.g[row, at], n_j)
 
     def add_stale(self, at: slice, j: int, s_j: float) -> None:
         """Add s_j*m_j of a finished client to one part of the sum."""
@@ -72,15 +73,17 @@ class FusedMomentum:
             rebias = self.rule.rebias(self.kind.corrected[i], self.t + self.k, self.t + k_j)
             total[at].add_(moment[at], alpha=s_j * rebias)
 
-    def add_by_cosine(self, finished: Iterable[int]) -> list[float]:
-        """Add the momenta of finished clients, weighted by cosine with the fresh sum, and return the weights."""
-        s = {j: self.rule.faded(self.k, *self.history[j], self.before) for j in finished}
+    def add_by_cosine(self, finished: Mapping[int, float]) -> list[float]:
+        """Add the momenta of finished clients, weighted by what they count and by cosine with the fresh sum; return the
+        weights."""
+        s = {j: n_j * self.rule.faded(self.k, *self.history[j], self.before) for j, n_j in finished.items()}
         for j, s_j in s.items():
             self.add_stale(ALL, j, s_j)
         return list(s.values())
 
-    def sum(self, part: Callable[[slice], None], n: int) -> None:
-        """Add up n active clients of all processes; `part` adds this process's share to one part of the sum."""
+    def sum(self, part: Callable[[slice], None], n: float) -> None:
+        """Add up the active clients of all processes, which count n together; `part` adds this process's share to one
+        part of the sum."""
 
         def visit(at: slice, first: bool) -> None:
             self._divide(at)
@@ -131,11 +134,11 @@ class Kind(Protocol):
     def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
         """Return a function that takes step t of rows (w, g), from m_bar."""
 
-    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
-        """Begin the sum of n momenta."""
+    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: float) -> None:
+        """Begin the sum of momenta that count n together."""
 
-    def add(self, total: Sequence[Tensor], g: Tensor) -> None:
-        """Add one momentum, given its gradient row."""
+    def add(self, total: Sequence[Tensor], g: Tensor, n_j: float) -> None:
+        """Add n_j times one momentum, given its gradient row."""
 
     def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         """m_j of a finished client, given its gradient row and the m_bar before its last step."""
@@ -153,11 +156,11 @@ class InRows:
         past = self.optimizer.past(m_bar[0])
         return lambda w, g: self.optimizer.fused(w, g, past, eta, t)
 
-    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
+    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: float) -> None:
         total[0].zero_()
 
-    def add(self, total: Sequence[Tensor], g: Tensor) -> None:
-        total[0].add_(g)
+    def add(self, total: Sequence[Tensor], g: Tensor, n_j: float) -> None:
+        total[0].add_(g, alpha=n_j)
 
     def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         return [g]
@@ -176,12 +179,17 @@ class Linear:
 
         return take
 
-    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: int) -> None:
+    def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: float) -> None:
         for new, old, beta in zip(total, m_bar, self.optimizer.betas, strict=True):
             torch.mul(old, beta * n, out=new)
 
-    def add(self, total: Sequence[Tensor], g: Tensor) -> None:
-        self.optimizer.accumulate(total, g)
+    def add(self, total: Sequence[Tensor], g: Tensor, n_j: float) -> None:
+        if n_j == 1:
+            return self.optimizer.accumulate(total, g)
+        fresh = [torch.zeros_like(m) for m in total]
+        self.optimizer.accumulate(fresh, g)
+        for m, f in zip(total, fresh, strict=True):
+            m.add_(f, alpha=n_j)
 
     def last(self, g: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         m_j = [m * beta for m, beta in zip(before, self.optimizer.betas, strict=True)]

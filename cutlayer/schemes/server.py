@@ -24,6 +24,7 @@ from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.step import Step, optimizer_step
 from cutlayer.schemes import u_shape
 from cutlayer.schemes.autograd import Loss, Message, Passes, joined
+from cutlayer.schemes.calibrate import Calibrated
 from cutlayer.schemes.u_shape import TailStep
 
 Send = Callable[[Sequence[CutGrad]], Mapping[int, Tensor]]
@@ -33,7 +34,7 @@ TRAINED, LOOKED = 3, 2  # cost of a sample, in forwards: forward 1, backward 2 (
 @dataclass(frozen=True)
 class Rules:
     """How the server half is trained. `persists`: optimizer memory lives on between rounds. `watched`: somebody wants
-    to look inside the round (`Server.note`)."""
+    to look inside the round (`Server.note`). `calibrate`: tau of calibrated logits; 0: none."""
 
     optimizer: Optimizer
     loss: Loss
@@ -43,6 +44,7 @@ class Rules:
     persists: bool = False
     client_optimizer: Optimizer | None = None
     watched: bool = False
+    calibrate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Server:
         self.client_optimizer = rules.client_optimizer or rules.optimizer
         self.workers, self.processes = compute.workers, compute.processes
         self.passes = Passes(half, rules.loss, rules.seed, compute.workers, compute.size, compute.stacks)
+        self.passes.calibrated = Calibrated(rules.calibrate) if rules.calibrate else None
         self._rows: Rows | None = None
         self._history = False
         self._memory: Memory | None = None
@@ -105,6 +108,8 @@ class Server:
         self.work = 0  # the cost so far: samples times forwards
         self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip; those it did
         self.notes: dict[tuple[str, int], list[float]] = {}  # what was noted, by name and client
+        if self.passes.calibrated is not None:
+            self.passes.calibrated.begin()
         self.wave({})
         self._k: dict[int, int] = {}  # row -> the step whose gradient is in it
         self._incomplete: set[int] = set()  # rows whose gradient still lacks micro-batches

@@ -4,7 +4,7 @@
     m_bar   the fused momentum (Adam: both moments)        A     the clients in this wave
     H       clients that have finished                     k_j   the last step of client j
     s_j     the weight of a finished client's momentum     m     |A| + |H|: a client that never delivered a step is
-                                                                 not counted
+    n_j     what a client counts: 1                              not counted
 
 A client is known to have finished when a wave comes without it. `FusedMomentum` works on parts of the vectors that fit
 the cache, and on the shares of all processes.
@@ -12,6 +12,7 @@ the cache, and on the shares of all processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -69,11 +70,11 @@ class SMoFi:
 class Fused:
     """One round of SMoFi. Numbers in the margin are the lines of Algorithm 1."""
 
-    def __init__(self, server: Server, clients: Sequence[int], rule: Staleness) -> None:
+    def __init__(self, server: Server, clients: Sequence[int], rule: Staleness, kappa: float | None = None) -> None:
         self.server, self.rule = server, rule
         self.row = {j: r for r, j in enumerate(clients)}
         self.Ws = server.surrogates(len(clients), history=True)  # 1: Ws_j <- Ws
-        self.momentum = FusedMomentum(server, self.Ws, rule)  # 1: m_bar <- 0, unless the protocol keeps it
+        self.momentum = FusedMomentum(server, self.Ws, rule, kappa)  # 1: m_bar <- 0, unless the protocol keeps it
         self.last: dict[int, int] = {}  # 1: H <- {}; k_j of every client that has stepped
         self.clients = Fusion(rule, server.client_optimizer)
 
@@ -84,25 +85,30 @@ class Fused:
             self._fuse(A, A.union(wave.on_other_ranks))
         return replies  # 10
 
+    def n(self, j: int) -> float:
+        """What client j counts in the average."""
+        return 1.0
+
     def _fuse(self, here: set[int], A: set[int]) -> None:
         """Step the active clients of this process, and fuse the momenta of all."""
-        momentum, rule, k = self.momentum, self.rule, self.momentum.k
+        momentum, rule, k, n = self.momentum, self.rule, self.momentum.k, self.n
         momentum.record({j: self.last[j] for j in self.row if j in self.last and j not in A}, self.row)  # 12, 13
         self.last |= dict.fromkeys(A, k)
         H = sorted(self.last.keys() - A)
-        s = {} if rule.adaptive else {j: rule.weight(k, self.last[j]) for j in H}  # Eq. 6
+        s = {} if rule.adaptive else {j: n(j) * rule.weight(k, self.last[j]) for j in H}  # Eq. 6
 
         def part(at: slice) -> None:
             momentum.advance(at, (self.row[j] for j in here))  # 8, 9: Eq. 4 and Eq. 3
             for j, row in self.row.items():  # the order of the sum fixes the bits
                 if j in here:
-                    momentum.add(at, row)
+                    momentum.add(at, row, n(j))
                 elif j in s:
                     momentum.add_stale(at, j, s[j])
 
-        momentum.sum(part, len(A))
-        weights = momentum.add_by_cosine(H) if rule.adaptive else list(s.values())
-        momentum.divide(rule.total(len(A), weights))  # 15: Eq. 5
+        active = math.fsum(map(n, A))
+        momentum.sum(part, active)
+        weights = momentum.add_by_cosine({j: n(j) for j in H}) if rule.adaptive else list(s.values())
+        momentum.divide(rule.total(active, weights, [n(j) for j in H]))  # 15: Eq. 5
         for j in here if self.server.watched else ():
             self.server.note("cosine", j, momentum.cosine(self.row[j]))
 

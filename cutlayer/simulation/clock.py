@@ -122,6 +122,19 @@ def cycled(J: Clients, clock: Clock, E_s: int) -> float:
     return _waves(J, wave) + max(c.sync for c in J)
 
 
+def cycled_side_by_side(J: Clients, clock: Clock, E_s: int) -> float:
+    """The four phases of `cycled` with a surrogate for each client, which train side by side (Aligned with cycling):
+
+    sum_k [max_A (dev_j/3 + comm_j/2) + 5/3*max_A srv_j + max_A (2/3*dev_j + comm_j/2)] + max_j sync_j
+    """
+
+    def wave(A: Clients) -> float:
+        up, back = max(c.dev / 3 + c.comm / 2 for c in A), max(2 / 3 * c.dev + c.comm / 2 for c in A)
+        return up + 5 / 3 * max(c.srv for c in A) + back
+
+    return _waves(J, wave) + max(c.sync for c in J)
+
+
 def cycled_sequential(J: Clients, clock: Clock, E_s: int) -> float:
     """The four phases of each client in turn: sum_j [T_j*(dev_j + comm_j + (E_s + 2/3)*srv_j) + sync_j] (CycleSSL)."""
     return math.fsum(cycled([c], clock, E_s) for c in J)
@@ -132,9 +145,9 @@ def plain(J: Clients, clock: Clock, E_s: int) -> float:
     return max(c.T * c.whole + c.sync for c in J)
 
 
-COMPOSITIONS: dict[str, Callable[[Clients, Clock, int], float]] = {
-    f.__name__: f for f in (step_barrier, round_barrier, sequential, relay, merged, cycled, cycled_sequential, plain)
-}
+SIMULTANEOUS = (step_barrier, round_barrier, merged, cycled, cycled_side_by_side, plain)
+ONE_BY_ONE = (sequential, relay, cycled_sequential)
+COMPOSITIONS: dict[str, Callable[[Clients, Clock, int], float]] = {f.__name__: f for f in (*SIMULTANEOUS, *ONE_BY_ONE)}
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ def test_every_scheme(tmp_path: Path, scheme: str, protocol: str, optimizer: str
         {"scheme": "fedavg", "update": {"name": "slowmo", "buffers": "average"}, "optimizer": "adam"},
         {"scheme": "fedavg", "update": "fednag", "cut": [0, 1]},
         {"scheme": {"name": "sflv2", "reset": "never"}, "optimizer": "adam"},
+        {"scheme": {"name": "aligned", "kappa": 0.5, "rho": 0.2, "lam": 0.5}, "calibrate": 0.5},
+        {"scheme": {"name": "aligned", "kappa": 0.5, "fade": 0.9, "cycle": True}, "optimizer": "adam"},
         {"scheme": {"name": "smofi", "fuse_clients": True}, "protocol": "cyclesl", "optimizer": "adam"},
         {"scheme": {"name": "sflv1", "memory": "client"}, "protocol": "cyclesl"},
         {"scheme": {"name": "mergesfl", "select": "kl_greedy"}, "profile": "lognormal", "participation": 2},

@@ -59,6 +59,18 @@ def check(
             )
 
 
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"scheme": cl.Aligned(kappa=0.5, fade=0.9, weights="samples", lam=0.5), "calibrate": 0.5},
+        {"scheme": cl.Aligned(kappa=0.5, rho=0.2, cycle=True)},
+    ],
+    ids=["calibrated", "cycled"],
+)
+def test_aligned(tmp_path: Path, training: dict[str, Any]) -> None:
+    check(tmp_path, memory=True, optimizer=OPTIMIZERS["sgdm"], **training)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("scheme", "labels"),

@@ -86,6 +86,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for scheme in ("smofi", "ssl"):
         yield f"{scheme} stay joint norm", {"scheme": scheme, "backend": "loop", "labels": "stay", "local": NAR}
     yield "smofi adaptive", {"scheme": cl.SMoFi(adaptive=True), "backend": "loop"}
+    spread = cl.Aligned(kappa=0.5, fade=0.9, weights="samples")
+    yield "aligned spread", {"scheme": spread, "backend": "loop", "calibrate": 0.5}
+    yield "aligned central", {"scheme": cl.Aligned(kappa=0.5, lam=0.5, rho=0.2, cycle=True), "backend": "loop"}
     yield "smofi fused clients", {"scheme": cl.SMoFi(fuse_clients=True), "backend": "loop"}
     yield "smofi dropout", {"scheme": "smofi", "backend": "loop", "model": tiny(dropout=True)}
     yield "fedavg fednag", {"scheme": "fedavg", "backend": "loop", "update": "fednag"}

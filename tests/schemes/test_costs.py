@@ -10,10 +10,11 @@ from cutlayer.cli.main import main
 from cutlayer.optim.adam import Adam
 from cutlayer.optim.sgd import SGD
 from cutlayer.registry import SCHEMES
+from cutlayer.schemes import Aligned
 from cutlayer.schemes.costs import measure
 
 CLIENTS = (2, 5)
-PARALLEL = ("fedavg", "sflv1", "smofi", "psl", "sglr")
+PARALLEL = ("fedavg", "sflv1", "smofi", "aligned", "psl", "sglr")
 SEQUENTIAL = ("sflv2", "ssl")
 
 
@@ -42,6 +43,26 @@ def test_compute_and_latency_by_kind(name: str) -> None:
         assert cost.bytes == 4 * 16 * 4 * 2 + 4 * 8  # activations up, gradients down, labels
 
 
+@pytest.mark.parametrize("m", CLIENTS)
+def test_the_options_of_aligned(m: int) -> None:
+    """A control variate is one more half for each client; cycling costs what CycleSFL costs, side by side."""
+    plain, varied, cycled = (
+        measure("aligned", m, SGD(), batch=4, width=16, given=given) for given in ({}, {"lam": 0.5}, {"cycle": True})
+    )
+    assert varied.memory == pytest.approx(plain.memory + m)
+    assert (varied.compute, varied.latency, varied.bytes) == (plain.compute, plain.latency, plain.bytes)
+    assert cycled.memory == plain.memory
+    assert cycled.compute == pytest.approx(m * 5 / 3) and cycled.latency == 2
+    said = {"lam": Aligned(lam=0.5), "none": Aligned()}
+    assert said["lam"].traits.server_copies(m, 1) == varied.memory
+    assert said["none"].traits.server_copies(m, 1) == plain.memory
+
+
+def test_the_command_takes_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["costs", "--schemes", "aligned(cycle=true, rho=0.1)", "smofi", "--clients", "2", "--json"]) == 0
+    assert [row["scheme"] for row in json.loads(capsys.readouterr().out)] == ["aligned(cycle=True, rho=0.1)", "smofi"]
+
+
 def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["costs", "--schemes", "fedavg", "cyclesfl", "--clients", "2", "3"]
     assert main(line) == 0
@@ -56,6 +77,8 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("costs --schemes smofi(alpha", "scheme = 'smofi(alpha': expected a name, or a name with parameters"),
+        ("costs --schemes smofi(alpha=1)", "scheme.alpha = 1.0: expected a finite number, at most 0"),
         ("costs --schemes fedavgg", "unknown scheme 'fedavgg': did you mean 'fedavg'?"),
         ("costs --optimizer adan", "unknown optimizer 'adan': did you mean 'adam'?"),
         ("costs --clients 0", "clients = [0]"),

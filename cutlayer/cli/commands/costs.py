@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import Any
 
 import rich.box
 import rich.table
 
+from cutlayer.cli.flags import value
 from cutlayer.cli.output import console, print_json
 from cutlayer.core.threads import one_thread
-from cutlayer.errors import expect, unknown
-from cutlayer.registry import OPTIMIZERS, SCHEMES
+from cutlayer.errors import ContractError, expect, unknown
+from cutlayer.experiment.config import complete
+from cutlayer.registry import OPTIMIZERS
 from cutlayer.schemes import costs
 
 MOST = 1000
@@ -19,9 +22,7 @@ COLUMNS = {"memory": ".1f", "compute": ".1f", "latency": "d"}
 
 
 def run(args: argparse.Namespace) -> int:
-    for name in args.schemes:
-        if name not in SCHEMES:
-            raise unknown("scheme", name, SCHEMES)
+    schemes = [_scheme(text) for text in args.schemes]
     if args.optimizer not in OPTIMIZERS:
         raise unknown("optimizer", args.optimizer, OPTIMIZERS)
     expect(all(1 <= m <= MOST for m in args.clients), "clients", args.clients, f"whole numbers from 1 to {MOST}")
@@ -29,14 +30,24 @@ def run(args: argparse.Namespace) -> int:
     optimizer = OPTIMIZERS[args.optimizer].make()
     with one_thread(), console.status("measuring") as status:
         found = []
-        for name in args.schemes:
+        for name, given in schemes:
             status.update(f"measuring {name}")
-            found.append([costs.measure(name, m, optimizer, args.batch_size) for m in args.clients])
+            found.append([costs.measure(name, m, optimizer, args.batch_size, given=given) for m in args.clients])
     if args.json:
         print_json([asdict(cost) for row in found for cost in row])
     else:
         console.print(_table(found, args.clients))
     return 0
+
+
+def _scheme(text: str) -> tuple[str, dict[str, Any]]:
+    """A scheme's name and its parameters, from NAME or NAME(parameter=value, ...)."""
+    name, _, inside = text.removesuffix(")").partition("(")
+    given = value(f"{{{inside}}}")
+    if text.endswith(")") != ("(" in text) or not isinstance(given, dict):
+        raise ContractError(f"scheme = {text!r}: expected a name, or a name with parameters such as 'smofi(alpha=-1)'")
+    complete("scheme", {"name": name, **given})
+    return name, given
 
 
 def _table(found: list[list[costs.Cost]], clients: list[int]) -> rich.table.Table:
