@@ -28,6 +28,7 @@ test: .venv/installed
 	$(BIN)/pytest --numprocesses auto --dist worksteal --quiet; tests=$$?; \
 	wait $$types; typed=$$?; cat build/mypy.log; exit $$((tests + typed)); }
 
+test-extras: export CUTLAYER_STANDIN := build/standin
 test-extras: build/extras/installed
 	build/extras/bin/pytest --numprocesses auto --quiet -m extras
 

@@ -27,6 +27,7 @@ from cutlayer.clients.messages import (
     Square,
     Up,
 )
+from cutlayer.core.devices import onto
 from cutlayer.core.randomness import address, forward_randomness, rng
 from cutlayer.core.threads import Workers
 from cutlayer.data.schedule import Indices, MicroBatch
@@ -235,7 +236,7 @@ class Client:
             self.tried += 1
             whole = own if reply.square is None else own + reply.square.to(own.device)
             self.clipped = self.clipped + clip(plan.local, g, whole)
-        optimizer_step(ONE_THREAD, self.how, seat.rows, seat.memory, [seat.index])
+        optimizer_step(Workers.on(seat.rows.w.device), self.how, seat.rows, seat.memory, [seat.index])
         self.stepped()
         return Square(reply.address, own) if joint(plan.local) else None
 
@@ -280,10 +281,15 @@ class Client:
             seat.memory.get(seat.index),
             self.position + self.steps,
             self.tried,
-            int(self.clipped),
+            self._count(),
             plan.keeps_half,
             plan.shares_memory,
         )
+
+    def _count(self) -> int:
+        """How many gradients were clipped; on a GPU, the tensor that will say so."""
+        waits = isinstance(self.clipped, Tensor) and self.clipped.device.type != "cpu"
+        return cast(int, self.clipped) if waits else int(self.clipped)
 
     def noisy(self, a: Tensor) -> Tensor:
         """Add Gaussian noise to each sample's activations, with `noise` times their root mean square as deviation."""
@@ -292,12 +298,9 @@ class Client:
         generator = torch.Generator()
         use = f"noise/{self.taken}"
         generator.manual_seed(address(self.plan.schedule.seed, self.plan.address.round, self.id, use))
-        z = torch.randn(a.shape, generator=generator, dtype=a.dtype).to(a.device)
+        z = onto(a.device, torch.randn(a.shape, generator=generator, dtype=a.dtype))
         rms = a.detach().flatten(1).square().mean(dim=1).sqrt()
         return a + self.plan.noise * rms.reshape(-1, *[1] * (a.ndim - 1)) * z
 
     def here(self) -> Address:
         return Address(self.plan.address.round, self.id, self.taken, self.plan.address.attempt)
-
-
-ONE_THREAD = Workers()

@@ -228,7 +228,7 @@ class Report:
     memory: Moments | None
     position: int = 0  # batches taken so far, over all rounds
     tried: int = 0  # gradients that the local rule could clip
-    clipped: int = 0  # gradients that it clipped
+    clipped: int = 0  # gradients that it clipped; from a GPU of this process, a tensor that is not waited for yet
     keeps_half: bool = False
     shares_memory: bool = False
 

@@ -19,13 +19,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 PART, TOGETHER = 2**16, 8
 """How many numbers of a long vector, and how many rows, to process in one call: they fit the cache and are worth it."""
+ALL = 2**62
 
 
 class Workers:
-    """A pool of `n` threads; with n = 1, the caller's thread does the work."""
+    """A pool of `n` threads; with n = 1, the caller's thread does the work. `part`, `together`: how many numbers of a
+    long vector, and how many rows, are processed in one call."""
 
-    def __init__(self, n: int = 1) -> None:
-        self.n = n
+    def __init__(self, n: int = 1, part: int | None = None, together: int | None = None) -> None:
+        self.n, self.part, self.together = n, part or PART, together or TOGETHER
         self._pool: ThreadPoolExecutor | None = None
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -54,14 +56,19 @@ class Workers:
             raise failed[min(failed)]
         return [done[at] for at in range(len(items))]
 
+    @classmethod
+    def on(cls, device: torch.device, n: int = 1) -> Workers:
+        """Return the workers for a device. A GPU computes with whole vectors and all rows at once, in one thread: each
+        call costs the same, however much it does."""
+        return cls(n) if device.type == "cpu" else cls(1, ALL, ALL)
+
     def sweep(self, end: int, visit: Callable[[slice], None], start: int = 0) -> None:
         """Call `visit` on every part of a vector from start to end."""
-        self.map(visit, parts(end, start))
+        self.map(visit, self.parts(end, start))
 
-
-def parts(end: int, start: int = 0) -> Iterator[slice]:
-    """Yield the slices that divide a vector into parts of at most PART numbers."""
-    yield from (slice(at, min(at + PART, end)) for at in range(start, end, PART))
+    def parts(self, end: int, start: int = 0) -> Iterator[slice]:
+        """Yield the slices that divide a vector into parts."""
+        yield from (slice(at, min(at + self.part, end)) for at in range(start, end, self.part))
 
 
 class _Computing:

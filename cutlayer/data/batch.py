@@ -61,13 +61,6 @@ def add_some(digest: Digest, held: Taking, rows: Indices) -> None:
         add_rows(digest, part)
 
 
-def onto(device: torch.device, tensor: Tensor) -> Tensor:
-    """Return the tensor on a device; a copy to a GPU is asynchronous."""
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
 def check_finite(x: Tensor, name: str) -> None:
     """Refuse inputs with NaN or infinity. It is done piece by piece: x may be larger than memory."""
     if not x.is_floating_point():

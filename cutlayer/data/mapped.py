@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cutlayer.data.batch import Batches, Digest, Order, add_some, check_finite, check_labels, few, labels, onto
+from cutlayer.core.devices import onto
+from cutlayer.data.batch import Batches, Digest, Order, add_some, check_finite, check_labels, few, labels
 from cutlayer.data.schedule import Indices
 from cutlayer.data.transform import Draw
 from cutlayer.errors import ContractError, expect

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cutlayer.data.batch import as_tensor, check_finite, check_labels, labels, onto, stacked
+from cutlayer.core.devices import onto
+from cutlayer.data.batch import as_tensor, check_finite, check_labels, labels, stacked
 from cutlayer.data.columns import Columns, unnamed
 from cutlayer.data.schedule import Indices
 from cutlayer.errors import ContractError, expect

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cutlayer.data.batch import Batches, Digest, Order, add_rows, check_finite, check_labels, labels, onto
+from cutlayer.core.devices import onto
+from cutlayer.data.batch import Batches, Digest, Order, add_rows, check_finite, check_labels, labels
 from cutlayer.data.schedule import Indices
 from cutlayer.data.transform import Draw
 from cutlayer.errors import expect

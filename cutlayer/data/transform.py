@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
+from cutlayer.core.devices import onto
 from cutlayer.errors import ContractError, expect, unknown
 
 Draw = Callable[[], np.random.Generator]
@@ -49,7 +51,7 @@ class Pixels:
         x = x.to(dtype) / 255
         if self.mean == (0.0,) and self.std == (1.0,):
             return x
-        shift, scale = (torch.tensor(v, dtype=dtype, device=x.device)[:, None, None] for v in (self.mean, self.std))
+        shift, scale = (_constant(v, dtype, x.device)[:, None, None] for v in (self.mean, self.std))
         return (x - shift) / scale
 
 
@@ -107,6 +109,12 @@ def decode(words: Mapping[str, Any]) -> Transform:
     return found
 
 
+@functools.lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on a device, where they stay: they are the same for every batch."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
 def _moved(x_BCHW: Tensor, pad: int, flip: bool, rng: np.random.Generator) -> Tensor:
     """Shift each image by its own whole number of pixels and, if `flip`, mirror it with probability 1/2."""
     B, C, H, W = x_BCHW.shape
@@ -117,5 +125,6 @@ def _moved(x_BCHW: Tensor, pad: int, flip: bool, rng: np.random.Generator) -> Te
         mirrored = torch.from_numpy(rng.random(B) < 0.5)
         columns_BW = torch.where(mirrored[:, None], columns_BW.flip(1), columns_BW)
     padded = functional.pad(x_BCHW, [pad] * 4)
-    index = (torch.arange(B)[:, None, None, None], torch.arange(C)[None, :, None, None])
-    return padded[*index, rows_BH[:, None, :, None], columns_BW[:, None, None, :]]
+    image, channel = torch.arange(B)[:, None, None, None], torch.arange(C)[None, :, None, None]
+    index = (image, channel, rows_BH[:, None, :, None], columns_BW[:, None, None, :])
+    return padded[*(onto(padded.device, where) for where in index)]

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cutlayer.core.devices import onto
 from cutlayer.core.lazy import Lazy
-from cutlayer.data.batch import CHUNK, Batches, Digest, Order, check_labels, onto
+from cutlayer.data.batch import CHUNK, Batches, Digest, Order, check_labels
 from cutlayer.data.parts import Parts, Side
 from cutlayer.data.rows import StoredRows
 from cutlayer.data.schedule import Indices

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cutlayer.clients.messages import Report
 from cutlayer.clients.state import AVERAGED, ClientState, Owner, client
+from cutlayer.core.devices import to_host
 from cutlayer.core.group import ProcessGroup
 from cutlayer.engine.records import Global
 from cutlayer.engine.setup import Setup
@@ -191,4 +192,5 @@ def _by_half(like: Tensor, at: int, eta_c: float, eta_s: float) -> Tensor:
 
 def _finite(halves: Sequence[Vectors]) -> bool:
     """Whether all weights are finite. A finite sum proves it; any other sum may be an overflow, so look at each."""
-    return all(math.isfinite(float(half.w.sum())) or bool(torch.isfinite(half.w).all()) for half in halves)
+    sums = to_host([torch.stack([half.w.sum() for half in halves])])[0].tolist() if halves else []
+    return all(math.isfinite(s) or bool(torch.isfinite(half.w).all()) for s, half in zip(sums, halves, strict=True))

@@ -61,7 +61,7 @@ def choose(
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
     drawn, loss_draws = _drawn(s.model, s.x, s.y, s.loss, device)
-    workers = Workers(threads)
+    workers = Workers.on(device, threads)
     small = len(s.W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
     if not together:
         return Backend("loop", "clients step one after another", workers=workers, randomness=drawn)

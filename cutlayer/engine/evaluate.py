@@ -9,15 +9,17 @@ A client that keeps its front is tested with that front; if it never took part, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cutlayer.core.devices import to_host
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness, address
 from cutlayer.core.threads import Workers
@@ -30,9 +32,19 @@ from cutlayer.nn.nested import Inputs, ordered
 BATCH = 512
 LARGEST = 2**28  # bytes of a batch's outputs; where those of a row are large, a batch has fewer rows
 GROUP = 4  # batches, or clients, whose outputs are in memory at once, for each thread and rank
+LARGE = 2**24  # bytes of outputs that are not kept on a GPU until their group is done
+NONE = Outputs(0.0, torch.empty(0), torch.empty(0))
 J = TypeVar("J")
 Front = Callable[[int], Vectors | None]
 Chain = Sequence[tuple[Half, Views, int]]
+
+
+class Computed(NamedTuple):
+    """A model's results on a batch, still on its device: the mean loss, the outputs and the labels."""
+
+    loss: Tensor
+    out: Tensor
+    y: Tensor
 
 
 class Batch:
@@ -98,7 +110,7 @@ class Evaluator:
         chain = [(self.whole, self.whole.views(W), 0)]
         batches = [batch for test in self.tests for batch in self._batches(test)]
         tally, streams = Tally(self.metric), any(test.order == "stream" for test in self.tests)
-        for part in self._in_turn(batches, lambda batch: self._scored(batch, chain), Batch.read if streams else None):
+        for part in self._in_turn(batches, lambda batch: [self._scored(batch, chain)], Batch.read if streams else None):
             tally.add(part)
         return tally.scores()
 
@@ -111,12 +123,12 @@ class Evaluator:
         whole = [(self.whole, self.whole.views(W), 0)]
         back = (self.back, self.back.views(W.split(self.front.sizes)[1]), 0)
 
-        def one(j: int) -> Outputs:
-            own = front(j)
-            if own is None:
-                return self._outputs(self.tests[j], whole)
-            stages = [(self.front, self.front.views(own), stage) for stage in range(len(self.front.stages))]
-            return self._outputs(self.tests[j], [stages[0], back, *stages[1:]])
+        def one(j: int) -> list[Computed]:
+            own, chain = front(j), whole
+            if own is not None:
+                stages = [(self.front, self.front.views(own), stage) for stage in range(len(self.front.stages))]
+                chain = [stages[0], back, *stages[1:]]
+            return [self._scored(batch, chain) for batch in self._batches(self.tests[j])]
 
         groups = {"sampled": sampled, "ever": ever, "all": clients} if everybody else {"sampled": sampled}
         tallies = {name: Tally(self.metric) for name in groups}
@@ -131,7 +143,7 @@ class Evaluator:
         return [Batch(test, start, self.rows, self.whole.device) for start in range(0, len(test), self.rows)]
 
     def _in_turn(
-        self, jobs: Sequence[J], work: Callable[[J], Outputs], ready: Callable[[J], None] | None = None
+        self, jobs: Sequence[J], work: Callable[[J], list[Computed]], ready: Callable[[J], None] | None = None
     ) -> Iterator[Outputs]:
         """Yield the outputs of all jobs, in order; a few jobs are done at a time, by all threads and ranks. `ready`:
         what is to be done for a job before that, in order; then no more jobs are under way than there are threads."""
@@ -141,7 +153,7 @@ class Evaluator:
             if ready is not None:
                 for job in mine:
                     ready(job)
-            yield from self._everybodys(self.workers.map(work, mine))
+            yield from self._everybodys(_arrived(self.workers.map(work, mine)))
 
     def _everybodys(self, mine: Sequence[Outputs]) -> list[Outputs]:
         """Return the outputs of all ranks, in order."""
@@ -157,23 +169,34 @@ class Evaluator:
             for k, loss in enumerate(some)
         ]
 
-    def _outputs(self, test: Source, chain: Chain) -> Outputs:
-        """Return the outputs for all rows of one test set."""
-        found = [self._scored(batch, chain) for batch in self._batches(test)]
-        if not found:
-            return Outputs(0.0, torch.empty(0), torch.empty(0))
-        total = math.fsum(part.loss for part in found)
-        return Outputs(total, torch.cat([part.out for part in found]), torch.cat([part.y for part in found]))
-
-    def _scored(self, batch: Batch, chain: Chain) -> Outputs:
+    def _scored(self, batch: Batch, chain: Chain) -> Computed:
         x, y = batch.taken()
         out: Inputs = ordered(x, self.whole.images)
         with OwnRandomness(address(0, 0, EVERYBODY, f"test/{batch.start}")):  # the same numbers in every round
             for part, views, stage in chain:
                 out = part(out, views, stage)
             assert isinstance(out, Tensor)
-            loss = float(self.loss(out, y))
-        return Outputs(loss * len(y), out.cpu(), y.cpu())
+            loss = torch.as_tensor(self.loss(out, y)).reshape(())
+        return Computed(loss, out.cpu() if out.nbytes > LARGE else out, y)
+
+
+def _arrived(jobs: Sequence[Sequence[Computed]]) -> list[Outputs]:
+    """The outputs of each job, on the host."""
+    flat = [part for job in jobs for part in job]
+    if not flat:
+        return [NONE for _ in jobs]
+    losses, *rest = to_host([torch.stack([part.loss for part in flat]), *(t for part in flat for t in part[1:])])
+    here = zip(losses.tolist(), rest[::2], rest[1::2], strict=True)
+    found = []
+    for job in jobs:
+        own = [Outputs(loss * len(y), out, y) for loss, out, y in itertools.islice(here, len(job))]
+        found.append(_joined(own) if len(own) > 1 else own[0] if own else NONE)
+    return found
+
+
+def _joined(parts: Sequence[Outputs]) -> Outputs:
+    total = math.fsum(part.loss for part in parts)
+    return Outputs(total, torch.cat([part.out for part in parts]), torch.cat([part.y for part in parts]))
 
 
 def _for_inference(half: Half) -> Half:

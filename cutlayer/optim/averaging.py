@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cutlayer.core.group import ProcessGroup
-from cutlayer.core.threads import Workers, parts
+from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Vectors
 
 
@@ -68,11 +68,16 @@ def drift(rows: Sequence[Vectors], center: Vectors, workers: Workers, processes:
 
 
 def distances(rows: Sequence[Vectors], center: Vectors, workers: Workers) -> list[float]:
-    """The distance of each row from a center."""
+    """The distance of each row from a center; a GPU is waited for once."""
+    if not rows:
+        return []
 
-    def squares(at: slice) -> list[float]:
+    def norms(at: slice) -> list[float]:
         away = (row.w[at] - center.w[at] for row in rows)
-        return [float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in away]
+        found: list[float] = torch.stack(
+            [torch.linalg.vector_norm(part, dtype=torch.float64) for part in away]
+        ).tolist()
+        return found
 
-    found = zip(*workers.map(squares, parts(len(center.w))), strict=True)
-    return [math.sqrt(math.fsum(pieces)) for pieces in found] or [0.0] * len(rows)
+    found = zip(*workers.map(norms, workers.parts(len(center.w))), strict=True)
+    return [math.sqrt(math.fsum(norm**2 for norm in pieces)) for pieces in found] or [0.0] * len(rows)

@@ -21,6 +21,9 @@ from torch import Tensor
 from cutlayer.errors import ContractError, expect, is_number
 from cutlayer.optim.optimizer import LinearMoments, Optimizer
 
+Weight = float | Tensor
+"""The weight of a stale momentum; on a GPU it may be a tensor, so that the host need not wait for it."""
+
 
 @dataclass(frozen=True)
 class Staleness:
@@ -57,13 +60,21 @@ class Staleness:
             return float(self.fade ** (k - k_j))
         return float((k - k_j + self.stale_offset) ** self.alpha)
 
-    def total(self, active: float, weights: Sequence[float], counts: Sequence[float]) -> float:
+    def total(self, active: float, weights: Sequence[Weight], counts: Sequence[float]) -> Weight:
         """The divisor of Eq. 5: what active clients count, and the weights of finished ones or what they count."""
-        return active + math.fsum(counts if self.hist_norm == "count" else weights)
+        if self.hist_norm == "count":
+            return active + math.fsum(counts)
+        waits = any(isinstance(s, Tensor) for s in weights)
+        return active + (sum(weights) if waits else math.fsum(map(float, weights)))
 
-    def faded(self, k: int, k_j: int, m_j: Sequence[Tensor], fresh: Sequence[Tensor]) -> float:
+    def faded(self, k: int, k_j: int, m_j: Sequence[Tensor], fresh: Sequence[Tensor]) -> Weight:
         """The weight of a recorded momentum `m_j`; `fresh` is the sum of the fresh ones."""
-        return max(0.0, cosine(m_j[0], fresh[0])) if self.adaptive else self.weight(k, k_j)
+        if not self.adaptive:
+            return self.weight(k, k_j)
+        if m_j[0].device.type == "cpu":
+            return max(0.0, cosine(m_j[0], fresh[0]))
+        length = m_j[0].norm() * fresh[0].norm()
+        return torch.where(length > 0, (m_j[0] @ fresh[0]) / length, 0.0).clamp(min=0)  # nobody waits for it
 
     def rebias(self, beta: float, k: int, k_j: int) -> float:
         """The factor that fits a stale moment to Adam's bias correction at step k; 1 unless `rebias_history` is set."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cutlayer.core.threads import TOGETHER
 from cutlayer.optim.optimizer import Optimizer
 
 
@@ -61,11 +60,11 @@ class Memory:
             self.t[j] = 0
 
 
-def runs(rows: Sequence[int], t: Sequence[int]) -> Iterator[tuple[slice, int]]:
+def runs(rows: Sequence[int], t: Sequence[int], together: int) -> Iterator[tuple[slice, int]]:
     """Yield slices of neighbouring rows with the same step count, which step in one expression, and that count."""
     start = 0
     for end in range(1, len(rows) + 1):
-        full = end - start == TOGETHER
+        full = end - start == together
         if full or end == len(rows) or rows[end] != rows[end - 1] + 1 or t[rows[end]] != t[rows[start]]:
             yield slice(rows[start], rows[end - 1] + 1), t[rows[start]]
             start = end

@@ -22,6 +22,7 @@ import torch
 
 from cutlayer.clients.messages import CutGrad, Smashed
 from cutlayer.clients.waves import Wave
+from cutlayer.core.devices import onto
 from cutlayer.errors import expect, is_number, is_whole
 from cutlayer.nn.nested import parted, picked
 from cutlayer.optim.fusion import Fusion, Staleness
@@ -109,7 +110,7 @@ class AlignedSurrogates(Fused):
         turns = sorted((turn, c) for c, s in enumerate(smashed) for turn in range(s.samples))
         whose, out = torch.tensor([c for _, c in turns]), []
         for c, s in enumerate(smashed):
-            mine = order[whose == c]
+            mine = onto(y.device, order[whose == c])
             a, more = parted(picked(f, mine))
             out.append(Smashed(s.address, a, y[mine], more))
         return out

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from cutlayer.clients.messages import Address, Attached, CutGrad, Smashed
+from cutlayer.core.devices import onto
 from cutlayer.core.randomness import forward_randomness
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
@@ -158,11 +159,13 @@ class Passes:
             return self.loss(out, y) if weight is None else self._weighted(out, y, weight)
 
     def _weighted(self, out: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """sum_s w_s*loss_s / sum_s w_s. The loss is a mean, so it is taken of all samples of one weight at a time."""
+        """sum_s w_s*loss_s / sum_s w_s. The loss is a mean, so it is taken of all samples of one weight at a time. The
+        weights are the host's: a GPU need not be waited for."""
         parts = []
         for w in torch.unique(weight):
-            here = weight == w
-            parts.append((w * here.sum()) * self.loss(out[here], y[here]))
+            (here,) = torch.where(weight == w)
+            at = onto(out.device, here)
+            parts.append((w * len(here)) * self.loss(out[at], y[at]))
         return torch.stack(parts).sum() / weight.sum()
 
 

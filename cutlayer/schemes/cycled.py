@@ -19,6 +19,7 @@ from torch import Tensor
 from cutlayer.clients.messages import Address, CutGrad, Smashed
 from cutlayer.clients.state import SERVER
 from cutlayer.clients.waves import Wave
+from cutlayer.core.devices import onto
 from cutlayer.core.randomness import EVERYBODY, OwnRandomness
 from cutlayer.errors import expect, is_whole
 from cutlayer.nn.nested import Inputs, parted, picked
@@ -145,17 +146,19 @@ class Cycled:
         server, rows = self.server, self.rows
         f, y = joined(smashed, rows.half), torch.cat([s.y for s in smashed if s.y is not None])
         a, _ = parted(f)
-        sizes = [torch.full((s.samples,), float(server.samples[s.address.client])) for s in smashed]
-        w = torch.cat(sizes).to(a.device, torch.promote_types(a.dtype, torch.float32))
+        precise = torch.promote_types(a.dtype, torch.float32)
+        sizes = [torch.full((s.samples,), float(server.samples[s.address.client]), dtype=precise) for s in smashed]
+        w = torch.cat(sizes)  # stays with the host, which groups samples by it
         for e in range(self.epochs):
             for part in self._batches(len(y), e):
-                drawn = picked(f, part)
+                at = onto(a.device, part)
+                drawn = picked(f, at)
                 if len(part) == 1 and len(y) > 1 and self._needs_two(drawn):
                     continue
                 weight = w[part] if self.weighted else None
                 where = Address(server.round, EVERYBODY, self.taken)  # the address of the forward's randomness
                 self.taken += 1
-                server.gradient(rows, 0, where, drawn, y[part], weight)
+                server.gradient(rows, 0, where, drawn, y[at], weight)
                 server.step(rows, self.memory, [0])
 
     def _batches(self, n: int, epoch: int) -> Sequence[Tensor]:

@@ -24,7 +24,7 @@ from cutlayer.clients.state import FUSED
 from cutlayer.core.group import Wait
 from cutlayer.errors import ContractError
 from cutlayer.nn.flat import Rows
-from cutlayer.optim.fusion import Staleness, cosine
+from cutlayer.optim.fusion import Staleness, Weight, cosine
 from cutlayer.optim.memory import Moments, runs
 from cutlayer.optim.optimizer import LinearMoments, OneMoment, Optimizer
 from cutlayer.schemes.server import Server
@@ -44,8 +44,8 @@ class FusedMomentum:
         self.before = [torch.zeros_like(m) for m in self.m_bar]  # m_bar before the last fusion; holds the next sum
         self.t = self.memory.t[0]  # steps before this round
         self.history: dict[int, tuple[int, list[Tensor]]] = {}  # finished client -> its last step, and m_j
-        self._under_way: tuple[Wait, float] | None = None
-        self._owed = 1.0  # the divisor that m_bar has not been divided by yet
+        self._under_way: tuple[Wait, Weight] | None = None
+        self._owed: Weight = 1.0  # the divisor that m_bar has not been divided by yet
 
     def record(self, finished: Mapping[int, int], row: Mapping[int, int]) -> None:
         """Keep the last momentum of clients that have finished; `finished` gives their last steps."""
@@ -58,7 +58,7 @@ class FusedMomentum:
         """Take the step from m_bar, on one part of these rows."""
         w, g, t = self.rows.w, self.rows.g, self.t + self.k + 1
         step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t)
-        for some, _ in runs(sorted(which), [0] * len(self.rows)):
+        for some, _ in runs(sorted(which), [0] * len(self.rows), self.server.workers.together):
             self.server.regularise(g[some, at], w[some, at], at)
             step(w[some, at], g[some, at])
 
@@ -66,14 +66,17 @@ class FusedMomentum:
         """Add n_j times a fresh momentum to one part of the sum."""
         self.kind.add([m[at] for m in self.before], self.rows.g[row, at], n_j)
 
-    def add_stale(self, at: slice, j: int, s_j: float) -> None:
+    def add_stale(self, at: slice, j: int, s_j: Weight) -> None:
         """Add s_j*m_j of a finished client to one part of the sum."""
         k_j, m_j = self.history[j]
         for i, (total, moment) in enumerate(zip(self.before, m_j, strict=True)):
             rebias = self.rule.rebias(self.kind.corrected[i], self.t + self.k, self.t + k_j)
-            total[at].add_(moment[at], alpha=s_j * rebias)
+            if isinstance(s_j, Tensor):
+                total[at].add_(moment[at] * (s_j * rebias))
+            else:
+                total[at].add_(moment[at], alpha=s_j * rebias)
 
-    def add_by_cosine(self, finished: Mapping[int, float]) -> list[float]:
+    def add_by_cosine(self, finished: Mapping[int, float]) -> list[Weight]:
         """Add the momenta of finished clients, weighted by what they count and by cosine with the fresh sum; return the
         weights."""
         s = {j: n_j * self.rule.faded(self.k, *self.history[j], self.before) for j, n_j in finished.items()}
@@ -94,7 +97,7 @@ class FusedMomentum:
         wait = self.server.processes.add_up(self.before, visit, self.server.workers)
         self._owed, self._under_way = 1.0, (wait, 1.0)
 
-    def divide(self, m: float) -> None:
+    def divide(self, m: Weight) -> None:
         """m_bar <- sum / m."""
         assert self._under_way is not None, "there is no sum to divide"
         self._under_way = self._under_way[0], m
@@ -120,7 +123,7 @@ class FusedMomentum:
             self.before, self.m_bar, self._under_way = self.m_bar, self.before, None
 
     def _divide(self, at: slice) -> None:
-        for moment in self.m_bar if self._owed != 1 else ():
+        for moment in self.m_bar if isinstance(self._owed, Tensor) or self._owed != 1 else ():
             moment[at].div_(self._owed)
 
 

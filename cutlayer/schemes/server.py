@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
 from cutlayer.clients.state import Owner, slot
+from cutlayer.core.devices import to_host
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
@@ -230,7 +231,7 @@ class Server:
     @property
     def clipped(self) -> int:
         """How many gradients were clipped."""
-        return int(sum(float(clipped) for clipped in self._clipped))
+        return int(sum(float(clipped) for clipped in to_host(self._clipped)))
 
     def _regularise(self, rows: Rows, row: int) -> Tensor:
         """If the local rule clips: g <- c*h, or g <- h if c needs the client's norm too. Return whether it clipped."""

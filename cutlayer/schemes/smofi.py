@@ -107,7 +107,7 @@ class Fused:
 
         active = math.fsum(map(n, A))
         momentum.sum(part, active)
-        weights = momentum.add_by_cosine({j: n(j) for j in H}) if rule.adaptive else list(s.values())
+        weights = momentum.add_by_cosine({j: n(j) for j in H}) if rule.adaptive else [*s.values()]
         momentum.divide(rule.total(active, weights, [n(j) for j in H]))  # 15: Eq. 5
         for j in here if self.server.watched else ():
             self.server.note("cosine", j, momentum.cosine(self.row[j]))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import cutlayer as cl
 from cutlayer.core import threads as module
 from cutlayer.core.group import ONE_PROCESS
-from cutlayer.core.threads import Workers, one_thread, parts
+from cutlayer.core.threads import Workers, one_thread
 from cutlayer.nn.flat import Half, Rows, Vectors, differentiate, half
 from cutlayer.nn.stacked import Stack
 from cutlayer.optim.averaging import average, drift
@@ -121,7 +121,7 @@ def test_one_torch_thread_inside_and_the_callers_number_afterwards() -> None:
 def test_parts_cover_a_vector_exactly_once(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr(module, "PART", 4096)
     seen = torch.zeros(length, dtype=torch.int64)
-    for at in parts(length):
+    for at in Workers().parts(length):
         assert 0 < at.stop - at.start <= 4096
         seen[at] += 1
     assert bool((seen == 1).all())
@@ -139,11 +139,19 @@ def test_parts_cover_a_vector_exactly_once(monkeypatch: pytest.MonkeyPatch, leng
 
 
 def test_runs_are_neighbours_with_one_count() -> None:
-    assert list(runs([], [])) == []
-    assert list(runs([3], [0, 0, 0, 7])) == [(slice(3, 4), 7)]
-    assert list(runs([0, 1, 2], [4, 4, 4])) == [(slice(0, 3), 4)]
-    assert list(runs([0, 1, 2], [4, 5, 5])) == [(slice(0, 1), 4), (slice(1, 3), 5)]
-    assert list(runs([0, 2, 3], [4, 4, 4, 4])) == [(slice(0, 1), 4), (slice(2, 4), 4)]
+    assert list(runs([], [], 8)) == []
+    assert list(runs([3], [0, 0, 0, 7], 8)) == [(slice(3, 4), 7)]
+    assert list(runs([0, 1, 2], [4, 4, 4], 8)) == [(slice(0, 3), 4)]
+    assert list(runs([0, 1, 2], [4, 5, 5], 8)) == [(slice(0, 1), 4), (slice(1, 3), 5)]
+    assert list(runs([0, 2, 3], [4, 4, 4, 4], 8)) == [(slice(0, 1), 4), (slice(2, 4), 4)]
+    assert list(runs([0, 1, 2], [4, 4, 4], 2)) == [(slice(0, 2), 4), (slice(2, 3), 4)]
+
+
+def test_a_gpu_computes_with_whole_vectors_and_all_rows() -> None:
+    here, there = Workers.on(torch.device("cpu"), 3), Workers.on(torch.device("cuda"), 3)
+    assert (here.n, here.part, here.together) == (3, module.PART, module.TOGETHER)
+    assert there.n == 1 and list(there.parts(10**9)) == [slice(0, 10**9)]
+    assert list(runs(list(range(500)), [1] * 500, there.together)) == [(slice(0, 500), 1)]
 
 
 def test_runs_hold_every_row_once_in_order() -> None:
@@ -151,7 +159,9 @@ def test_runs_hold_every_row_once_in_order() -> None:
     for _ in range(200):
         rows = sorted(dice.sample(range(60), dice.randint(0, 60)))
         t = [dice.randint(0, 2) for _ in range(60)]
-        found = list(runs(rows, t))
+        together = dice.choice([1, 3, 8, 100])
+        found = list(runs(rows, t, together))
+        assert all(some.stop - some.start <= together for some, _ in found)
         assert [row for some, _ in found for row in range(some.start, some.stop)] == rows
         assert all(t[row] == count for some, count in found for row in range(some.start, some.stop))
 

@@ -165,7 +165,7 @@ class ClientSession:
                 raise FrameError(f"a plan that leaves the state this client keeps after round {self.round} not finite")
             self.own.keep(plan.address.round, kept, plan.confirmed)
         self.plan = None
-        yield report.sent
+        yield replace(report.sent, clipped=int(report.clipped))
 
 
 def _of_the_model(error: Exception) -> bool:

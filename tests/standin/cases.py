@@ -1,0 +1,93 @@
+"""Short runs over schemes, backends and options, to hold a device against the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import cutlayer as cl
+from cutlayer.registry import SCHEMES
+
+
+def pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, 8, 8, generator=draw), torch.randint(0, 4, (n,), generator=draw)
+
+
+def words(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 9, (n, 5), generator=draw), torch.randint(0, 4, (n,), generator=draw)
+
+
+def network(width: int = 8, dropout: float = 0.0) -> nn.Sequential:
+    """Convolutions with batch norm, and a server half whose size is `width`'s to choose."""
+    torch.default_generator.manual_seed(1)
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(6, 8, 3, stride=2), nn.ReLU(), nn.MaxPool2d(3), nn.Flatten(), nn.Dropout(dropout)),
+        nn.Sequential(nn.Linear(8, width), nn.LayerNorm(width), nn.Tanh()),
+        nn.Linear(width, 4),
+    )
+
+
+class Last(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[0][:, -1]
+        return out
+
+
+def recurrent(kind: type[nn.RNNBase]) -> nn.Sequential:
+    torch.default_generator.manual_seed(2)
+    return nn.Sequential(nn.Embedding(9, 6), Last(kind(6, 5, batch_first=True)), nn.Linear(5, 4))
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and arguments of `cl.train`."""
+    for scheme in SCHEMES:
+        yield f"{scheme}", {"scheme": scheme, "backend": "loop"}
+    for scheme in ("fedavg", "smofi", "mergesfl", "cyclesfl"):
+        yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked"}
+    for scheme in ("smofi", "cyclepsl"):
+        yield f"{scheme} cyclesl adam", {"scheme": scheme, "protocol": "cyclesl", "optimizer": "adam", "local_steps": 2}
+    yield "dropout", {"scheme": "smofi", "model": network(dropout=0.3)}
+    yield "lstm", {"scheme": "smofi", "model": recurrent(nn.LSTM), "rows": words}
+    yield "gru", {"scheme": "sflv2", "model": recurrent(nn.GRU), "rows": words}
+    yield "adaptive", {"scheme": cl.SMoFi(adaptive=True)}
+    yield "adaptive, by weights", {"scheme": cl.SMoFi(adaptive=True, hist_norm="weights")}
+    yield "fused clients", {"scheme": cl.SMoFi(fuse_clients=True)}
+    yield "fused clients, adaptive", {"scheme": cl.SMoFi(fuse_clients=True, adaptive=True)}
+    yield "aligned", {"scheme": cl.Aligned(kappa=0.5, fade=0.9, weights="samples", lam=0.5, rho=0.2), "calibrate": 0.5}
+    yield "aligned, cycled", {"scheme": cl.Aligned(cycle=True, kappa=0.5)}
+    yield "joint norm", {"scheme": "smofi", "local": cl.FedNAR(max_norm=1.0, norm="joint")}
+    yield "clipped", {"scheme": "smofi", "clip": 0.5, "local": "fedprox"}
+    yield "labels stay", {"scheme": "smofi", "labels": "stay"}
+    yield "labels stay, merged", {"scheme": "mergesfl", "labels": "stay"}
+    yield "noise", {"scheme": "smofi", "noise": 0.1}
+    yield "accumulated", {"scheme": "smofi", "accumulate": 2, "batch_size": 2, "last_batch": "keep"}
+    yield "slowmo", {"scheme": "fedavg", "update": "slowmo", "optimizer": cl.Lion(lr=1e-3)}
+    yield "fednag", {"scheme": "fedavg", "update": "fednag"}
+    yield "rates by step", {"scheme": "sflv1", "lr_schedule": cl.Warmup(2, 3), "server_optimizer": cl.AdamW(lr=1e-3)}
+
+
+def train(device: str, arguments: dict[str, Any]) -> cl.Result:
+    """Five clients of different sizes, two rounds."""
+    given = {"model": network(), "rows": pictures, "batch_size": 4, "local_epochs": 1, "rounds": 2, **arguments}
+    rows, sizes = given.pop("rows"), given.pop("sizes", (9, 13, 17, 21, 25))
+    clients = [rows(n, j) for j, n in enumerate(sizes)]
+    test: Any = [rows(7, 50 + j) for j in range(len(sizes))] if given.get("protocol") == "cyclesl" else rows(40, 50)
+    return cl.train(given.pop("model"), clients, test, cut=0, device=device, **given)
+
+
+def weights(result: cl.Result) -> dict[str, Tensor]:
+    """The weights of the global model and of every client that keeps a front, on the CPU."""
+    models = {"global": result.model, **{f"client {j}": model for j, model in enumerate(result.clients)}}
+    return {f"{name}.{key}": w.cpu() for name, model in models.items() for key, w in model.state_dict().items()}
