@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from cutlayer.api.reported import tracking, with_report
 from cutlayer.clients.messages import Loss
+from cutlayer.core.devices import chosen
 from cutlayer.core.extras import needs
 from cutlayer.engine.assemble import assemble, in_blocks
 from cutlayer.engine.options import Options
@@ -127,4 +128,4 @@ def join(
         return in_blocks(twin(model), [data]), source(data, DTYPES[welcome.dtype], "data")
 
     peer = Peer(server, certs, name, insecure, patience)
-    return ClientLoop(peer, Workplace(load, Path(out), loss, limits, torch.device(device)), say)()
+    return ClientLoop(peer, Workplace(load, Path(out), loss, limits, chosen(device)), say)()

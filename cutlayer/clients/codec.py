@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple, fields, replace
 from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, get_type_hints
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from cutlayer.clients import messages
 from cutlayer.clients.messages import Address, Loss, Plan
 from cutlayer.clients.state import ClientState
+from cutlayer.core.devices import onto
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.errors import ContractError, FrameError
 from cutlayer.nn.flat import Vectors
@@ -126,6 +127,22 @@ def address_of(kind: str, words: Mapping[str, Any]) -> Address:
     if not (isinstance(at, list) and len(at) == 4 and all(type(n) is int and -1 <= n < MOST for n in at)):
         raise FrameError(f"a {kind[:20]!r} without an address")
     return Address(*at)
+
+
+def moved(message: Message, device: torch.device) -> Message:
+    """Return a message with its tensors on a device. A plan stays as it is: the client moves what it needs."""
+    if device.type == "cpu" or isinstance(message, Plan):
+        return message
+    return replace(message, **{f.name: _moved(getattr(message, f.name), device) for f in fields(message)})
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return onto(device, value)
+    if not isinstance(value, tuple):
+        return value
+    parts = [_moved(one, device) for one in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 @functools.cache

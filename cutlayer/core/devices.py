@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from cutlayer.errors import ContractError, expect
+
+
+def chosen(given: str | torch.device) -> torch.device:
+    """Return the device that a name stands for; refuse one that this machine does not have.
+
+    "auto": its accelerator, or else the CPU. A name without a number ("cuda") under torchrun: the one of this rank.
+    """
+    try:
+        device = torch.device(_accelerator() if given == "auto" else given)
+        ranks, local = (
+            int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+        )
+        if ranks > 1 and device.type == str(device) != "cpu":
+            there = torch.get_device_module(device).device_count()
+            words = f"one for each rank of a machine: this is rank {local} of it, and it has {there}"
+            expect(local < there, "device", str(given), words)
+            device = torch.device(device.type, local)
+            torch.get_device_module(device).set_device(device)
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
+    return device
+
+
+def _accelerator() -> str:
+    """The kind of accelerator that this machine has, or "cpu"."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
 
 
 def onto(device: torch.device, tensor: Tensor) -> Tensor:

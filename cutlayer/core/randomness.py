@@ -90,7 +90,8 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         self.used, mine = True, self._generator(device)
         index = 0 if device.index is None else device.index
-        theirs = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[index]
+        here = device.type == "cpu"
+        theirs = torch.default_generator if here else torch.get_device_module(device).default_generators[index]
         with _LENDING:
             before = theirs.get_state()
             theirs.set_state(mine.get_state())

@@ -36,8 +36,13 @@ class Tensors:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         index = torch.from_numpy(rows)
-        return each(self.x, lambda t: onto(device, t[index])), onto(device, self.y[index])
+        return each(self.x, lambda t: _picked(t, index, device)), _picked(self.y, index, device)
 
     def add_to(self, digest: Digest) -> None:
         for part in (*tensors(self.x), self.y):
             add_rows(digest, part)
+
+
+def _picked(tensor: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    """Some rows of a tensor, which may be on a GPU, on a device."""
+    return onto(device, tensor[onto(tensor.device, rows)])

@@ -14,6 +14,7 @@ from torch import nn
 from cutlayer.clients.cohort import Cohort
 from cutlayer.clients.remote import RemoteClients
 from cutlayer.clients.simulated import LocalCohort
+from cutlayer.core.devices import chosen
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.threads import one_thread
 from cutlayer.data.schedule import BatchSchedule
@@ -101,7 +102,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     model = in_blocks(_own(model), clients)
     layout, cuts, start, offsets = _cut(model, options, parts)
     schedule = _feed(options, parts)
-    on = inputs.device(options.device)
+    on = chosen(options.device)
     data = _data(clients, test, start.W.w.dtype, schedule)
     cores = backend.cores()
     with one_thread():
@@ -143,7 +144,7 @@ def _cut(
     lo, hi = cut_range(options.cut, layout, block_names(model))
     refuse_senseless(parts, options.protocol, lo != hi, options.labels)
     refuse_shared(model, lo, hi, layout.tail)
-    whole = half(model, layout.whole, inputs.device(options.device))
+    whole = half(model, layout.whole, chosen(options.device))
     start = Global(0, whole.read())
     expect(len(start.W.w) > 0, "model", type(model).__name__, "at least one trainable parameter")
     expect(bool(torch.isfinite(start.W.w).all()), "model", "weights with NaN or infinity", "finite weights")
@@ -201,7 +202,8 @@ def _cohort(a: Assembly) -> Cohort:
     if a.spread or not a.processes.root:
         return local
     loss = a.options.loss if s.layout.tail else None
-    return RankCohort(local, a.processes, OwnParts(a.parts.optimizer, a.parts.local, loss), how.size)
+    own = OwnParts(a.parts.optimizer, a.parts.local, loss, s.device)
+    return RankCohort(local, a.processes, own, how.size)
 
 
 def _setup(a: Assembly, classes: int | None) -> Setup:
@@ -254,6 +256,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         group=group,
         need=lambda: count()(group or share),
         seed=o.seed,
+        device=s.device,
         detail=o.detail,
     )
 

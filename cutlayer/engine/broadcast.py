@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from cutlayer.clients.state import Owner
+from cutlayer.core.devices import onto
 from cutlayer.core.group import ProcessGroup
 from cutlayer.engine.records import Global
 from cutlayer.engine.spill import OwnedState, OwnedStates
@@ -35,7 +37,7 @@ def fail(processes: ProcessGroup, error: CutlayerError) -> None:
     processes.from_root({"failed": [type(error).__name__, str(error)]}, {})
 
 
-def receive(processes: ProcessGroup, kept: OwnedStates) -> Global:
+def receive(processes: ProcessGroup, kept: OwnedStates, device: torch.device) -> Global:
     """Receive the root's state. `kept`: the owned states that this rank already has."""
     words, named = processes.from_root(None, {})
     if "failed" in words:
@@ -46,7 +48,8 @@ def receive(processes: ProcessGroup, kept: OwnedStates) -> Global:
         owner, _, name = key.rpartition("//")
         owners.setdefault(owner, {})[name] = tensor
     new = {Owner(owner): OwnedState(v, owners.get(owner, {})) for owner, v in words["versions"].items()}
-    return Global.read(words["n"], owners[""], _still(words, {**kept, **new}))
+    here = {name: x if name.startswith("participations.") else onto(device, x) for name, x in owners[""].items()}
+    return Global.read(words["n"], here, _still(words, {**kept, **new}))
 
 
 def _still(words: Mapping[str, Any], kept: OwnedStates) -> OwnedStates:

@@ -50,15 +50,6 @@ def selected(participation: float | int, clients: int) -> int:
     return max(1, math.ceil(participation * clients - 1e-9))
 
 
-def device(given: str | torch.device) -> torch.device:
-    """Return the torch device; refuse one that this machine does not have."""
-    try:
-        torch.empty(1, device=torch.device(given)).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
-    return torch.device(given)
-
-
 def devices(given: Any, clients: int, seed: int, macs: int) -> Sequence[Device]:
     """Return one device per client: those given, or drawn from the named profile; None: all alike."""
     if isinstance(given, str) and given not in PROFILES:

@@ -61,7 +61,7 @@ class Follower:
         s, began = self.setup, time.perf_counter()
         with one_thread(), torch.no_grad():
             serve(s.cohort, s.processes, _parts(s))
-            after = broadcast.receive(s.processes, state.owned)
+            after = broadcast.receive(s.processes, state.owned, s.device)
             scored(s, after, ())
             record = shared(s.processes, None)
         s.spill_cache.trim(after.owned)
@@ -69,4 +69,4 @@ class Follower:
 
 
 def _parts(s: Setup) -> OwnParts:
-    return OwnParts(s.optimizer, s.local, s.loss if s.layout.tail else None)
+    return OwnParts(s.optimizer, s.local, s.loss if s.layout.tail else None, s.device)

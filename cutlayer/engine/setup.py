@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from cutlayer.clients.cohort import Cohort
 from cutlayer.core.group import ProcessGroup
 from cutlayer.data.schedule import BatchSchedule
@@ -66,6 +68,7 @@ class Setup:
     group: int | None  # how many clients train at a time; None: all of the round
     need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int
+    device: torch.device
     detail: bool = False  # whether records say what the round was for each client
 
     @property

@@ -167,7 +167,7 @@ class Config(BaseModel):
     autocast: Literal["bfloat16"] | None = Field(
         None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
     )
-    device: str = Field("cpu", description="torch device")
+    device: str = Field("cpu", description="torch device: cpu, cuda, cuda:1, mps, ..., or auto: the one there is")
 
     @field_validator("task", "profile")
     @classmethod

@@ -175,7 +175,7 @@ def _resumed(out: Path, blueprint: Blueprint, known: About | None, lock: Lock | 
         if processes.root:
             broadcast.send(processes, run.state)
         else:
-            run.resume(broadcast.receive(processes, {}), journal.read(out / journal.FILE))
+            run.resume(broadcast.receive(processes, {}, run.state.W.w.device), journal.read(out / journal.FILE))
     if lock is not None:
         run.sink = recorder = Recorder(out, blueprint, about, lock)
         if run.finished:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from cutlayer.clients import codec
@@ -29,6 +30,7 @@ class OwnParts(codec.Parts):
     optimizer: Optimizer
     local: Local | None
     loss: Loss | None
+    device: torch.device
 
     def words(self, field: str, part: Any) -> None:
         return None
@@ -107,4 +109,4 @@ def read(blob: Tensor, parts: OwnParts) -> tuple[list[Any], list[Any]]:
     """Decode the plain data and the messages that `write` encoded."""
     (words, lines), tensors = unpack(blob)
     found = [codec.decode(kind, said, [tensors[i] for i in places], parts, within=True) for kind, said, places in lines]
-    return words, found
+    return words, [codec.moved(message, parts.device) for message in found]

@@ -85,7 +85,7 @@ def serve_in_memory(
     model: nn.Module, test: Any, net: Net, watch: Callable[[Service], None], **training: Any
 ) -> cl.Result:
     """`cl.serve` without sockets."""
-    known = {name: training[name] for name in ("cut", "labels", "loss", "participation") if name in training}
+    known = {name: training[name] for name in ("cut", "labels", "loss", "participation", "device") if name in training}
     service = Service(model, test, net, **known, transport=lambda listen, who, *doors: MemoryHub(*doors))
     run = rounds(model, service.clients, test, **{"backend": "loop", **training})
     with service.open(run):

@@ -9,13 +9,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+import cutlayer as cl
+from tests.network.harness import network, play, rows
 from tests.standin import cases
 from tests.standin.device import DEVICE, load
 
+RANKS = ("smofi", "mergesfl", "cyclesfl", "adaptive", "labels stay", "psl", "smofi cyclesl adam")
+SERVED = ("smofi", "mergesfl", "cyclesfl", "sflv2", "sglr")
 COUNTED = ("waits", "blocking_uploads", "launches")
 
 
@@ -54,10 +61,60 @@ def budgets(counters: Any) -> dict[str, Any]:
     return found
 
 
+def served(scheme: str) -> bool:
+    """Whether a server on the device, with clients over a transport in memory, has the simulator's bits on the CPU."""
+    told: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1, "scheme": scheme}
+    data, model = rows(), network()
+    with tempfile.TemporaryDirectory() as out:
+        played = play(Path(out), data, model=model, memory=True, device=DEVICE, **told).result.model.cpu()
+    alone = cl.train(model, data, test=data[0], backend="loop", **told).model
+    return same(played, alone)
+
+
+def stored() -> dict[str, bool]:
+    """Data that are on the device already, for a run there and for one on the CPU; and a run that is resumed."""
+    data = [cases.pictures(n, n) for n in (9, 13, 17)]
+    told: dict[str, Any] = {"cut": 0, "batch_size": 4, "local_epochs": 1}
+    alone = cl.train(cases.network(), data, data[0], rounds=2, **told).model
+    there = [tuple(t.to(DEVICE) for t in pair) for pair in data]
+    found = {
+        f"data there, run on {device}": cl.train(
+            cases.network(), there, there[0], rounds=2, device=device, **told
+        ).model
+        for device in (DEVICE, "cpu")
+    }
+    with tempfile.TemporaryDirectory() as out:
+        begun = cl.rounds(cases.network(), data, data[0], rounds=2, device=DEVICE, out=out, **told)
+        next(iter(begun))
+        begun.close()
+        found["resumed"] = cl.train(cases.network(), data, data[0], rounds=2, device=DEVICE, out=out, **told).model
+    return {name: same(model.cpu(), alone) for name, model in found.items()}
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(a.equal(b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def rank(folder: str, file: str) -> None:
+    """One of several ranks: the differences of some cases from a run of one process on the CPU."""
+    load(Path(folder))
+    warnings.simplefilter("ignore")
+    given, found = dict(cases.cases()), {}
+    for name in RANKS:
+        there = cases.weights(cases.train(DEVICE, {**given[name], "ranks": "ordered"}))
+        if os.environ["RANK"] == "0":
+            found[name] = {key: w.tolist() for key, w in there.items()}
+    if found:
+        Path(file).write_text(json.dumps(found))
+
+
 def main(folder: str, file: str) -> None:
+    if "RANK" in os.environ:
+        return rank(folder, file)
     counters = load(Path(folder))
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = {"cases": {}, "budgets": budgets(counters)}
+    found: dict[str, Any] = {"cases": {}, "budgets": budgets(counters), "stored": stored()}
+    found["served"] = {scheme: served(scheme) for scheme in SERVED}
     for name, arguments in cases.cases():
         once, more = counted(counters, arguments), counted(counters, longer(arguments))
         added = {what: more[what] - once[what] for what in COUNTED}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.standin import cases
 from tests.standin.build import compiler
+from tests.standin.play import RANKS, SERVED
 
 FOLDER = os.environ.get("CUTLAYER_STANDIN")
 pytestmark = [
@@ -20,16 +23,20 @@ pytestmark = [
     pytest.mark.skipif(FOLDER is None, reason="the stand-in device takes a C++ build (make test-extras makes it)"),
     pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler for the stand-in device"),
 ]
+ROOT = Path(__file__).parents[2]
 NAMES = [name for name, _ in cases.cases()]
 ROUNDED = ("lstm", "gru", "adaptive")  # other kernels, or sums in another order, than on the CPU
 BOTH = [f"{scheme} {backend}" for scheme in cases.SCHEMES for backend in ("loop", "stacked")]
 
 
+def _command(file: Path) -> list[str]:
+    return [sys.executable, "-m", "tests.standin.play", str(Path(FOLDER or "").absolute()), str(file)]
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = tmp_path_factory.mktemp("standin") / "found.json"
-    command = [sys.executable, "-m", "tests.standin.play", str(Path(FOLDER or "").absolute()), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    done = subprocess.run(_command(file), capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(file.read_text())
 
@@ -46,6 +53,34 @@ def test_the_host_does_not_wait_inside_a_step(found: Any, name: str) -> None:
     added = found["cases"][name]["added by more steps"]
     assert added["launches"] > 100, "there were no more steps"
     assert (added["waits"], added["blocking_uploads"]) == (0, 0)
+
+
+@pytest.mark.parametrize("scheme", SERVED)
+def test_a_server_on_the_device(found: Any, scheme: str) -> None:
+    assert found["served"][scheme]
+
+
+def test_data_on_the_device_and_a_resumed_run(found: Any) -> None:
+    assert len(found["stored"]) == 3 and all(found["stored"].values()), found["stored"]
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_each_with_a_device_of_its_own(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "STANDIN_DEVICES": "2"}
+    ranks = [
+        subprocess.Popen(_command(tmp_path / "found.json"), env={**common, "RANK": r, "LOCAL_RANK": r}, cwd=ROOT)
+        for r in ("0", "1")
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    there, given = json.loads((tmp_path / "found.json").read_text()), dict(cases.cases())
+    assert list(there) == list(RANKS)
+    for name, weights in there.items():
+        for key, w in cases.weights(cases.train("cpu", given[name])).items():
+            difference = (torch.tensor(weights[key], dtype=torch.float64) - w.double()).abs()
+            assert not w.numel() or float(difference.max()) <= (1e-6 if name == "adaptive" else 0), (name, key)
 
 
 @pytest.mark.parametrize("name", BOTH)

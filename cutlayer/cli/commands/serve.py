@@ -17,6 +17,7 @@ from cutlayer.cli.commands.report import show
 from cutlayer.cli.output import console
 from cutlayer.cli.serve import LIMITS, SIMULATED
 from cutlayer.cli.signals import Terminated
+from cutlayer.core.devices import chosen
 from cutlayer.core.extras import needs
 from cutlayer.core.files import as_path, from_root
 from cutlayer.errors import ContractError
@@ -140,7 +141,6 @@ def _seconds(name: str, given: str) -> float:
 
 def join(args: argparse.Namespace) -> int:
     needs("net")
-    from cutlayer.engine import inputs
     from cutlayer.experiment.client_data import ClientData, loss
     from cutlayer.network.client.loop import ClientLoop, Peer, Workplace
     from cutlayer.network.protocol.settings import Limits
@@ -157,7 +157,7 @@ def join(args: argparse.Namespace) -> int:
         log.info("%s", line)
 
     peer = Peer(args.server, args.certs or None, args.name, args.insecure, _seconds("patience", args.patience))
-    out, device = as_path("out", args.out), inputs.device(args.device)
+    out, device = as_path("out", args.out), chosen(args.device)
     joined = ClientLoop(peer, Workplace(data, out, loss, limits, device), say)()
     if not args.quiet:
         print(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}), flush=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cutlayer.clients.codec import Message, address_of
+from cutlayer.clients.codec import Message, address_of, moved
 from cutlayer.clients.messages import (
     Address,
     Adopt,
@@ -41,6 +41,7 @@ from cutlayer.nn.nested import Inputs, each, ordered, parted
 from cutlayer.optim.local import joint
 
 Sizes = tuple[int, int, int]
+CPU = torch.device("cpu")
 WORDS = 4096  # bytes allowed for a header (generous)
 MOMENTS = 2  # moments of an optimizer, at most
 
@@ -67,6 +68,7 @@ class Contract:
     floats: torch.dtype = torch.float32
     frozen: frozenset[int] = frozenset()
     tokens: int | None = None
+    device: torch.device = CPU  # where the receiver computes
 
     def limit(self, plan: Plan) -> int:
         """Bytes of the longest frame a client of this plan may send."""
@@ -94,7 +96,7 @@ class Contract:
         self.check(message, plan, rows)
         if isinstance(message, Report):
             _must(message.samples == samples, f"a report of {message.samples} samples, expected {samples}")
-        return message
+        return moved(message, self.device)
 
     def check(self, message: Message, plan: Plan, rows: int = 0, last: bool = True) -> None:
         """Check a message to or from this plan's client. `rows`: the rows of the batch under way (0: not known yet);

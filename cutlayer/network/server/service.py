@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cutlayer.clients.remote import RemoteClients
+from cutlayer.core.devices import chosen
 from cutlayer.data.source import source
 from cutlayer.engine import backend as backends
 from cutlayer.engine import inputs
@@ -72,7 +73,7 @@ class Service:
     transport: Callable[[str, identity.Identity | None, Admit, Callable[[], set[str]]], Hub] = GrpcHub
 
     def __post_init__(self) -> None:
-        net, on = self.net, inputs.device(self.device)
+        net, on = self.net, torch.device("cpu")  # where the model is tried; the run itself is on `device`
         model = twin(self.model)
         self.layout = Layout(len(blocks_of(model)), tail=int(self.labels == "stay"))
         cuts = cut_range(self.cut, self.layout, block_names(model))
@@ -86,6 +87,7 @@ class Service:
         classes = inputs.classes(self.loss, outputs)
         contract = replace(
             agreed(model, cuts, self.layout, rows, classes, on),
+            device=chosen(self.device),
             tokens=int(outputs.shape[-1]) if self.loss is next_token else None,
         )
         self.welcome = Welcome(
