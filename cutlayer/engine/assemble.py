@@ -103,6 +103,8 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     layout, cuts, start, offsets = _cut(model, options, parts)
     schedule = _feed(options, parts)
     on = chosen(options.device)
+    alone = on.type == "cpu" or options.threads in (None, 1)
+    expect(alone, "threads", options.threads, f"1 or None: on {on} the device computes, and one thread feeds it")
     data = _data(clients, test, start.W.w.dtype, schedule)
     cores = backend.cores()
     with one_thread():

@@ -68,7 +68,7 @@ def served(scheme: str) -> bool:
     with tempfile.TemporaryDirectory() as out:
         played = play(Path(out), data, model=model, memory=True, device=DEVICE, **told).result.model.cpu()
     alone = cl.train(model, data, test=data[0], backend="loop", **told).model
-    return same(played, alone)
+    return same(played[1:], alone[1:])  # the server does not get fronts that clients keep
 
 
 def stored() -> dict[str, bool]:
