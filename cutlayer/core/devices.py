@@ -36,7 +36,7 @@ def chosen(given: str | torch.device) -> torch.device:
 
 def _accelerator() -> str:
     """The kind of accelerator that this machine has, or "cpu"."""
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if found is None else found.type
 
 
@@ -53,7 +53,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     devices = {t.device for t in tensors if t.device.type != "cpu"}
     copies = [t if t.device.type == "cpu" else _asked_for(t) for t in tensors]
     for device in devices:
-        torch.get_device_module(device).synchronize(device)
+        torch.accelerator.synchronize(device)
     return copies
 
 
