@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -215,10 +215,13 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
     share = -(-selected // a.processes.size) if a.spread else selected
     separate = a.processes.size == 1 and a.traits.separate and buffers_of(parts.update) != "average"
     moments = parts.optimizer.moments, parts.server_optimizer.moments
-    flight, sums, style = a.how.size * a.how.workers.n, int(o.accumulate > 1), a.style
+    sums, style = int(o.accumulate > 1), a.style
     spare = sums, max(2 * sums, int(joint(parts.local)))  # the sums of micro-batches; the gradients before a step
-    count = functools.cache(lambda: memory_limit.counter(s, o.batch_size, a.traits, moments, flight, a.attached, spare))
+    counter = functools.partial(memory_limit.counter, s, o.batch_size, a.traits, moments, a.attached, spare)
     limit = o.memory_limit
+    if limit is not None and not separate:
+        a = replace(a, how=memory_limit.shrunk(a.how, limit, share, counter))
+    count = functools.cache(lambda: counter(a.how))
     group = None if limit is None else memory_limit.group(limit, share, separate, count(), a.how.size)
     evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, a.how.workers, a.processes)
     tested = len(a.data.tests) and (away is None or a.traits.carry != "keep")

@@ -2,7 +2,9 @@
 
     server halves    weights, a gradient row and optimizer memory, as many as the scheme says (`Traits.copies`)
     client halves    the same for every client of the round
-    activations      what the passes under way save for their backward, measured on a few rows
+    activations      what the passes under way save for their backward, measured on a few rows, and what their backward
+                     needs beside that: the gradients of the largest of them, and of what crosses the cut
+    steps            what an optimizer step needs for a moment: a vector for each moment, and one more
     the model        the global weights, their next version, sums and gradients on their way: a handful of copies
 
 Data, the interpreter and what clients keep between rounds (`kept_memory`) are not counted.
@@ -12,12 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cutlayer.core.randomness import OwnRandomness
+from cutlayer.engine.backend import Backend
 from cutlayer.engine.subject import Subject
 from cutlayer.errors import ContractError
 from cutlayer.nn.copies import twin
@@ -26,6 +30,7 @@ from cutlayer.nn.flat import half
 from cutlayer.nn.nested import Inputs, each, length, tensors
 from cutlayer.schemes.traits import Traits
 
+BESIDE = 4  # of the largest tensor: its gradient, the next one, and an operation's working memory
 COPIES = 6  # of the whole model: W, the next W, the means' sums, an update's momentum
 MIB = 2**20
 
@@ -38,15 +43,16 @@ class Need:
     fronts: float
     activations: float
     model: float
+    steps: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.server + self.fronts + self.activations + self.model
+        return self.server + self.fronts + self.activations + self.model + self.steps
 
     @property
     def words(self) -> str:
         parts = (("server halves", self.server), ("client halves", self.fronts))
-        more = (("activations", self.activations), ("the model", self.model))
+        more = (("activations", self.activations), ("steps", self.steps), ("the model", self.model))
         return ", ".join(f"{mib(size)} for {name}" for name, size in (*parts, *more))
 
 
@@ -56,8 +62,21 @@ def mib(size: float) -> str:
     return f"{math.ceil(size / MIB * 10**digits) / 10**digits:,.{digits}f}"
 
 
-def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> tuple[float, Inputs]:
-    """Return the bytes per sample that consecutive blocks save for their backward, and their output."""
+class Saved(NamedTuple):
+    """What consecutive blocks save for their backward, in bytes per sample, the largest of it, and their output."""
+
+    kept: float
+    largest: float
+    out: Inputs
+
+    @property
+    def extra(self) -> float:
+        """What their backward needs beside it: gradients, and an operation's own working memory."""
+        return BESIDE * self.largest
+
+
+def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.device) -> Saved:
+    """Measure what consecutive blocks save for their backward."""
     part = half(twin(model), which, device)
     own = {t.untyped_storage().data_ptr() for block in part.blocks for t in (*block.parameters(), *block.buffers())}
     seen: dict[int, int] = {}
@@ -70,7 +89,8 @@ def saved(model: nn.Module, which: Sequence[int], x: Inputs, device: torch.devic
 
     with OwnRandomness(), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(look, lambda t: t):
         out = in_order(part.blocks, each(x, lambda t: t.detach().clone()))
-    return sum(seen.values()) / length(x), each(out, torch.detach)
+    n, largest = length(x), max([*seen.values(), *(t.nbytes for t in tensors(out))])
+    return Saved(sum(seen.values()) / n, largest / n, each(out, torch.detach))
 
 
 def counter(
@@ -78,42 +98,58 @@ def counter(
     batch: int,
     traits: Traits,
     moments: tuple[int, int],
-    flight: int,
     attached: bool,
     spare: tuple[int, int],
+    how: Backend,
 ) -> Callable[[int], Need]:
     """Return a function from m clients to what a round of them needs.
 
     moments     of the clients' and of the server's optimizer
-    flight      how many clients' passes are under way at once
     attached    a client's pass goes through both halves before the next client's begins
     spare       more vectors for every client, of its front's and of its server half's size: gradients that are kept
+    how         the backend: how many clients' passes are under way at once, and on how much an expression works
     """
     model, layout, cut, x, device = subject.model, subject.layout, subject.cuts[0], subject.x, subject.device
     blocks = blocks_of(model)
-    front, a = saved(model, range(cut + 1), x, device)
-    back, z = saved(model, layout.server(cut), a, device)
-    last = saved(model, range(layout.n - layout.tail, layout.n), z, device)[0] if layout.tail else 0.0
+    front = saved(model, range(cut + 1), x, device)
+    a = front.out
+    back = saved(model, layout.server(cut), a, device)
+    tail = range(layout.n - layout.tail, layout.n)
+    last = saved(model, tail, back.out, device) if layout.tail else Saved(0.0, 0.0, x)
     d_c, d_s = (
         sum(p.numel() * p.element_size() for index in which for p in blocks[index].parameters())
         for which in (layout.client(cut), layout.server(cut))
     )
-    smashed = sum(t.nbytes for t in tensors(a)) / length(x)
+    smashed, row = (sum(t.nbytes for t in tensors(v)) / length(x) for v in (a, x))
+    flight, workers, item = how.size * how.workers.n, how.workers, subject.W.w.element_size()
 
     def count(m: int) -> Need:
         here = min(m, flight)
         fronts = 1 if traits.carry == "relay" else m
         at_once = 1 if traits.order == "one_by_one" else m
-        backs = at_once if layout.tail or traits.meets == "batch" else here  # kept until their clients have answered
-        waiting = 0.0 if attached else (front + 2 * smashed) * (fronts - min(here, fronts))
+        merged = traits.meets == "batch"
+        backs = at_once if layout.tail or merged else here  # kept until their clients have answered
+        waiting = 0.0 if attached else (front.kept + 2 * smashed) * (fronts - min(here, fronts))
+        pooled = 3 * smashed * at_once if merged or not traits.own_gradient else 0.0  # everybody's, as one batch
+        beside = here * (front.extra + last.extra + row) + (at_once if merged else here) * back.extra + pooled
+        passes = here * (front.kept + last.kept + 2 * smashed) + backs * back.kept + waiting
+        each_row = max(min(workers.part * item, d) * (1 + o) for d, o in zip((d_c, d_s), moments, strict=True))
         return Need(
             server=(traits.server_copies(m, moments[1]) + m * spare[1]) * d_s,
             fronts=fronts * (2 + moments[0] + spare[0]) * d_c,
-            activations=batch * (here * (front + last + 2 * smashed) + backs * back + waiting),
+            activations=batch * (passes + beside),
             model=(COPIES + here) * (d_c + d_s),
+            steps=workers.n * (1 if traits.halves == "one" else min(m, workers.together)) * each_row,
         )
 
     return count
+
+
+def shrunk(how: Backend, limit: float, m: int, counter: Callable[[Backend], Callable[[int], Need]]) -> Backend:
+    """Return the backend with stacks so small that a round of m clients, which step together, fits into `limit` MiB."""
+    while how.size > 1 and counter(how)(m).total > limit * MIB:
+        how = replace(how, size=how.size // 2)
+    return how
 
 
 def group(limit: float, m: int, separate: bool, count: Callable[[int], Need], unit: int) -> int | None:

@@ -143,6 +143,17 @@ def test_as_many_as_fit(limit: float, unit: int, found: int | None) -> None:
 # ---- Refusals ----------------------------------------------------------------------------------------------------
 
 
+def test_stacks_are_made_smaller_before_a_run_is_refused() -> None:
+    """Clients that step together need all their halves at once, but not all their activations."""
+    told: dict[str, Any] = {"scheme": "smofi", "backend": "stacked", "batch_size": 2}
+    whole = rounds(**told)
+    most, size = whole.setup.need().total / MIB, whole.setup.backend.size
+    fewer = rounds(**told, memory_limit=0.8 * most)
+    assert 1 <= fewer.setup.backend.size < size and fewer.setup.group is None
+    assert fewer.setup.need().total / MIB <= 0.8 * most
+    assert next(fewer).train_loss == pytest.approx(next(whole).train_loss, rel=1e-6)
+
+
 def wide() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 300), nn.Linear(300, 3))
 
@@ -173,10 +184,12 @@ def test_what_cannot_fit_is_refused_with_its_sum(
         (need.server, "server halves"),
         (need.fronts, "client halves"),
         (need.activations, "activations"),
+        (need.steps, "steps"),
         (need.model, "the model"),
     ):
         assert f"{memory_limit.mib(part)} for {name}" in said
-    assert need.server + need.fronts + need.activations + need.model == pytest.approx(need.total)
+    parts = (need.server, need.fronts, need.activations, need.steps, need.model)
+    assert sum(parts) == pytest.approx(need.total)
     assert said.endswith("expected at least that, or fewer clients a round, a smaller batch, or more ranks")
 
 
@@ -321,7 +334,7 @@ def test_server_halves_are_what_the_scheme_says(
     monkeypatch: pytest.MonkeyPatch, scheme: str, optimizer: cl.SGD | cl.Adam
 ) -> None:
     found, said = allocated(monkeypatch, optimizer, scheme=scheme)
-    spare = optimizer.moments - 1 if scheme == "smofi" else 0  # whoever steps last never becomes history
+    spare = optimizer.moments - 1 if scheme in ("smofi", "aligned") else 0  # whoever steps last never becomes history
     assert found == pytest.approx(said - spare)
 
 
@@ -362,16 +375,20 @@ def test_the_sum_by_hand(monkeypatch: pytest.MonkeyPatch, scheme: str, server: i
     assert need.fronts == fronts * 4 * d_c
     assert need.model == (memory_limit.COPIES + 1) * (d_c + d_s)
     front, back, smashed = 4, 2 * WIDTH, WIDTH  # floats of a sample: inputs of linear layers, outputs of tanh
-    assert need.activations == 4 * 2 * ((front + back + 2 * smashed) + wait * (front + 2 * smashed))
-    assert need.total == need.server + need.fronts + need.activations + need.model
+    passes = (front + back + 2 * smashed) + wait * (front + 2 * smashed)
+    beside = memory_limit.BESIDE * (WIDTH + WIDTH) + 4 + (3 * 3 * smashed if scheme == "sglr" else 0)
+    assert need.activations == 4 * 2 * (passes + beside)
+    assert need.steps == (1 if scheme == "ssl" else 3) * max(3 * d_c, 2 * d_s)
+    assert need.total == need.server + need.fronts + need.activations + need.steps + need.model
 
 
 def test_activations_are_what_the_backward_pass_needs() -> None:
     """Of each sample, the inputs of the two linear layers and the output of tanh, which is one of them."""
     x = torch.randn(6, 4, dtype=torch.float64)
     blocks = nn.Sequential(nn.Linear(4, 5), nn.Sequential(nn.Tanh(), nn.Linear(5, 3))).double()
-    size, out = memory_limit.saved(blocks, range(2), x, torch.device("cpu"))
-    assert size == 8 * (4 + 5)
+    size, largest, out = memory_limit.saved(blocks, range(2), x, torch.device("cpu"))
+    assert (size, largest) == (8 * (4 + 5), 8 * 5)
+    assert isinstance(out, torch.Tensor)
     assert torch.equal(out, blocks(x)) and not out.requires_grad
 
 

@@ -6,11 +6,13 @@ weights add to the host's waits, to its blocking copies and to the launches.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import tempfile
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,26 @@ def budgets(counters: Any) -> dict[str, Any]:
             few, many = counted(counters, base), counted(counters, {**base, "sizes": (8,) * 9})
             wide = counted(counters, {**base, "model": cases.network(width=20_000)})
             found[f"{name} {backend}"] = {"base": few, "more clients": many, "more weights": wide}
+    return found
+
+
+def peaks(counters: Any) -> dict[str, list[float]]:
+    """What runs are said to need, and the peak of what they used, in bytes: small and wide models, both backends."""
+    found = {}
+    schemes = ("fedavg", "smofi", "sflv2", "mergesfl", "psl", "cyclesfl", cl.Aligned(lam=0.5))
+    for scheme, backend, optimizer in product(schemes, ("loop", "stacked"), ("sgd", "adam")):
+        for width, batch in ((8, 16), (2000, 4)):
+            data = [cases.pictures(32, j) for j in range(8)]
+            told: dict[str, Any] = {"scheme": scheme, "backend": backend, "optimizer": optimizer, "batch_size": batch}
+            gc.collect()
+            counters.reset()
+            before = counters.stats()["allocated"]
+            run = cl.rounds(cases.network(width), data, cut=0, rounds=2, local_epochs=1, device=DEVICE, **told)
+            need = run.setup.need().total
+            for _ in run:
+                pass
+            found[f"{scheme} {backend} {optimizer} {width}"] = [need, counters.stats()["peak"] - before]
+            del run
     return found
 
 
@@ -114,6 +136,7 @@ def main(folder: str, file: str) -> None:
     counters = load(Path(folder))
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"cases": {}, "budgets": budgets(counters), "stored": stored()}
+    found["peaks"] = peaks(counters)
     found["served"] = {scheme: served(scheme) for scheme in SERVED}
     for name, arguments in cases.cases():
         once, more = counted(counters, arguments), counted(counters, longer(arguments))

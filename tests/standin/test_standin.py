@@ -83,6 +83,12 @@ def test_two_ranks_each_with_a_device_of_its_own(tmp_path: Path) -> None:
             assert not w.numel() or float(difference.max()) <= (1e-6 if name == "adaptive" else 0), (name, key)
 
 
+def test_a_run_uses_no_more_memory_than_was_said(found: Any) -> None:
+    assert len(found["peaks"]) == 56
+    for name, (need, peak) in found["peaks"].items():
+        assert 0 < peak <= need < 4 * peak, (name, need, peak)
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_waits_depend_on_neither_weights_nor_clients(found: Any, name: str) -> None:
     base, clients, weights = (found["budgets"][name][k] for k in ("base", "more clients", "more weights"))
