@@ -142,7 +142,7 @@ FORM = Form("stripes.npz", files, read)
     },
     "a field of a message": {
         "clients/messages.py": ("    clipped: int = 0", "    joules: float = 0.0\n"),
-        "clients/client.py": ("            int(self.clipped),", "            1.5 * self.taken,\n"),
+        "clients/client.py": ("            self._count(),", "            1.5 * self.taken,\n"),
     },
 }
 USES: Extension = {  # the place that uses the new field, and an import

@@ -353,7 +353,7 @@ def test_a_preset_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(serve, "attend", lambda experiment, service, args: seen.append(experiment.config) or 0)
     assert run("serve --preset demo --listen 127.0.0.1:0 --out run") == 0
-    assert seen[0].clients is None and seen[0].rounds == 25 and seen[0].task == "digits"
+    assert seen[0].clients is None and seen[0].rounds == 15 and seen[0].task == "digits"
 
 
 def test_rows_are_exported(said: Output) -> None:

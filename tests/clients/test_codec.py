@@ -77,7 +77,8 @@ MESSAGES: dict[str, Any] = {
     "report": Report(PLAN.address, FRONT, 40, MEMORY, 12, 10, 3, True, True),
     "report of nothing": Report(PLAN.address, None, 40, None),
 }
-OWN = OwnParts(PLAN.optimizer, PLAN.local, LOSS)
+CPU = torch.device("cpu")
+OWN = OwnParts(PLAN.optimizer, PLAN.local, LOSS, CPU)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -108,7 +109,9 @@ def test_there_and_back_between_machines(name: str) -> None:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_there_and_back_between_ranks(name: str) -> None:
-    parts = OWN if PLAN.local == getattr(MESSAGES[name], "local", PLAN.local) else OwnParts(PLAN.optimizer, None, None)
+    parts = (
+        OWN if PLAN.local == getattr(MESSAGES[name], "local", PLAN.local) else OwnParts(PLAN.optimizer, None, None, CPU)
+    )
     words, (message,) = read(write([MESSAGES[name]], parts, "ask"), parts)
     assert words == ["ask"] and same(message, MESSAGES[name])
 

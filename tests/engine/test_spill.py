@@ -101,7 +101,13 @@ def test_with_cyclesl_a_client_keeps_its_memory_and_its_place(scheme: str, optim
         assert len(Moments.read(kept).m) == moments
     servers = {owner for owner in run.state.owned if not owner.startswith("client/")}
     slots = {"slot/0", "slot/1", "slot/2"}
-    expected = {"fedavg": {f"surrogate/{j}" for j in seen}, "smofi": {"fused"}, "sflv1": slots, "psl": slots}
+    expected = {
+        "fedavg": {f"surrogate/{j}" for j in seen},
+        "smofi": {"fused"},
+        "aligned": {"fused"},
+        "sflv1": slots,
+        "psl": slots,
+    }
     assert servers == expected.get(scheme, slots if scheme == "sglr" else {"server"})
 
 

@@ -38,7 +38,7 @@ BASE: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 
 SGD = OPTIMIZERS["sgd"][0]
 STACKED = "stacked (as asked), 1 thread"
 ONE_BY_ONE = {"sflv2", "ssl", "cyclessl"}
-FLOWING = ["fedavg", "sflv1", "sflv2", "smofi", "psl", "ssl"]
+FLOWING = ["fedavg", "sflv1", "sflv2", "smofi", "aligned", "psl", "ssl"]
 CLOSE = {"train_loss", "drift_client", "drift_server", "clip_rate"}  # of a Round, what rounding may touch
 COUNTED = {field.name for field in dataclasses.fields(cl.Round)} - CLOSE - {"seconds"}
 
@@ -416,7 +416,7 @@ def test_long_vectors_in_parts_by_threads(
     whole = rounds("loop", 1, **more)
     records, states = bits(whole)
     monkeypatch.setattr(workers, "PART", 256)  # the halves have 1480 and 2643 numbers
-    assert len(list(workers.parts(1480))) == 6
+    assert len(list(workers.Workers().parts(1480))) == 6
     one, *others = (bits(rounds("loop", threads, **more)) for threads in (1, 2, 3))
     assert others == [one, one]
     assert one[1] == states
