@@ -54,6 +54,11 @@ class Address:
     step: int  # the client's own count of batches in this round, from 0; -1 for a Plan or Report
     attempt: int = 0
 
+    @property
+    def at(self) -> tuple[int, int, int]:
+        """Round, client and step: where random numbers are drawn."""
+        return self.round, self.client, self.step
+
 
 @dataclass(frozen=True)
 class Plan:

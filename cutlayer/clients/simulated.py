@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from cutlayer.clients.client import Client, Seat, failed
 from cutlayer.clients.cohort import Cohort
 from cutlayer.clients.messages import Attached, CutGrad, Down, Finish, Live, NextStep, Plan, Smashed, Up
+from cutlayer.core.randomness import stacked_randomness
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source
 from cutlayer.data.views import take_together
@@ -121,10 +123,15 @@ class LocalCohort(Cohort):
         x, y = self._batches(clients)
         stack = self._stacks.of([client.seat.index for client in clients])
         with torch.enable_grad():
-            a, more = parted(stack.forward(x))
+            with self._randomness(clients):
+                a, more = parted(stack.forward(x))
             if clients[0].plan.noise:
                 a = torch.stack([client.noisy(a_j) for client, a_j in zip(clients, a.unbind(), strict=True)])
         return Live(a, y, stack.rows.half.leaves(stack.views, 0), more)
+
+    def _randomness(self, clients: Sequence[Client]) -> AbstractContextManager[object]:
+        kind, seed = clients[0].seat.rows.half.style.randomness, clients[0].plan.schedule.seed
+        return stacked_randomness(kind, seed, (client.here().at for client in clients), "client")
 
     def _batches(self, clients: Sequence[Client]) -> tuple[Inputs, Tensor]:
         """The samples of the clients' next steps, contiguous [n, batch, ...]; one read if all share one data set."""

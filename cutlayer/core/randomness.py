@@ -10,6 +10,7 @@ import functools
 import hashlib
 import threading
 import warnings
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -66,7 +67,17 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if how == "without a generator":
             return self._lent(device, func, args, kwargs)
         self.used = True
-        return how(*args, **{**kwargs, "generator": kwargs.get("generator") or self._generator(device)})
+        return self._draw(device, how, args, kwargs)
+
+    def _draw(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that takes a generator with ours, unless the caller gave one. A tensor is
+        filled in the order of its indices, however it lies in memory: its layout says nothing of the model's draws."""
+        how = {**kwargs, "generator": kwargs.get("generator") or self._generator(device)}
+        first = args[0] if args else None
+        if not isinstance(first, torch.Tensor) or first.is_contiguous():
+            return func(*args, **how)
+        drawn = func(first.contiguous(), *args[1:], **how)
+        return first.copy_(drawn) if func._schema.is_mutable else drawn
 
     def _generator(self, device: torch.device) -> torch.Generator:
         if device not in self._generators:
@@ -79,7 +90,7 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if train is False:
             return input.clone(), mask
         self.used = True
-        mask.bernoulli_(1 - p, generator=self._generator(device))
+        self._draw(device, torch.ops.aten.bernoulli_.float, (mask, 1 - p), {})
         return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
 
     def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
@@ -100,6 +111,36 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             finally:
                 mine.set_state(theirs.get_state())
                 theirs.set_state(before)
+
+
+class StackedRandomness(OwnRandomness):  # type: ignore[no-untyped-call]
+    """The same for several clients in one graph of torch.func.vmap, which draws for all of them at once, the clients
+    first: each part is drawn by the generator of its client, in the shape that the client alone would draw."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__()
+        self._each = [OwnRandomness(number) for number in numbers]
+
+    def _draw(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
+        n, place = len(self._each), next((i for i, a in enumerate(args) if isinstance(a, torch.Tensor | list)), -1)
+        what = [] if place < 0 else args[place]  # the tensor to fill or to imitate, or a shape
+        if _first(what) != n or kwargs.get("generator") is not None:
+            name = func._schema.name
+            raise RuntimeError(f"{name} draws its random numbers for all clients in another way than for one")
+        parts = what.unbind() if isinstance(what, torch.Tensor) else [what[1:]] * n
+        drawn = [
+            client._draw(device, func, (*args[:place], part, *args[place + 1 :]), kwargs)
+            for client, part in zip(self._each, parts, strict=True)
+        ]
+        return what if func._schema.is_mutable else torch.stack(drawn)
+
+    def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
+        raise RuntimeError(f"{func} draws from torch's own generator, which cannot be that of each client at once")
+
+
+def _first(what: Any) -> int:
+    """The first length of a tensor or a shape, -1 if it has none."""
+    return int(next(iter(what.shape if isinstance(what, torch.Tensor) else what), -1))
 
 
 class _Lending:
@@ -164,5 +205,16 @@ def forward_randomness(
     that draws nothing needs none, but is checked again in the first step of rounds 1, 2, 4, 8, ..."""
     if kind == "none" and (step > 0 or round & (round - 1)):
         return nullcontext()
-    number = address(seed, round, client, f"forward/{side}/{step}")
+    number = _of_forward(seed, round, client, step, side)
     return OwnRandomness(number) if kind == "own" else _Watched(number)
+
+
+def stacked_randomness(
+    kind: Randomness, seed: int, steps: Iterable[tuple[int, int, int]], side: str
+) -> AbstractContextManager[object]:
+    """Return the context for the passes of several clients in one graph, each given by its (round, client, step)."""
+    return nullcontext() if kind == "none" else StackedRandomness([_of_forward(seed, *at, side) for at in steps])
+
+
+def _of_forward(seed: int, round: int, client: int, step: int, side: str) -> int:
+    return address(seed, round, client, f"forward/{side}/{step}")

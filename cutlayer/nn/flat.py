@@ -85,6 +85,11 @@ class Style:
     randomness: Randomness = "own"
     autocast: torch.dtype | None = None
 
+    @property
+    def in_vmap(self) -> str:
+        """What torch.func.vmap is told of draws: each client has its own, or there are none."""
+        return "different" if self.randomness == "own" else "error"
+
 
 class Half:
     """Some blocks as a function of rows. It takes over the blocks: they compute with the row that is bound to them.

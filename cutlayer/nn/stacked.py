@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
 
-from cutlayer.core.randomness import OwnRandomness
+from cutlayer.core.randomness import OwnRandomness, StackedRandomness
 from cutlayer.nn.flat import Half, Rows, Vectors, Views, differentiate
 from cutlayer.nn.nested import Inputs, each, parted, stacked
 
@@ -39,7 +39,8 @@ class Stack:
         self.views = Views(leaves, b, i, g)
 
     def forward(self, x: Inputs) -> Inputs:
-        """Compute the output for x [n, batch, ...]: that of x[j] with row j of the stack."""
+        """Compute the output for x [n, batch, ...]: that of x[j] with row j of the stack. A half that draws random
+        numbers draws them from the context that it is called in."""
         for mine, theirs in self._buffers():
             mine.copy_(theirs[self._at])
         half = self.rows.half.here()
@@ -52,7 +53,7 @@ class Stack:
             return out
 
         try:
-            out: Inputs = vmap(one)(self.views, x)
+            out: Inputs = vmap(one, randomness=half.style.in_vmap)(self.views, x)
         finally:
             half.unbind()
         for mine, theirs in self._buffers():
@@ -120,17 +121,15 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
     rows = Rows(half, 2)
     rows.fill(state, 2)
     with torch.enable_grad():
-        with OwnRandomness() as drawn:
+        with OwnRandomness(1):
             alone, _ = parted(rows.forward(0, each(x, torch.clone)))
-        if drawn.used:
-            return "it draws random numbers in its forward"
         if alone.requires_grad:
             differentiate(alone.sum(), [rows.views[0]])
         expected, b = rows.g[0].clone(), rows.b[0].clone()
         rows.fill(state, 2)
         try:
             stack = Stack(rows, [0, 1])
-            with _SAYING, warnings.catch_warnings(record=True) as said, OwnRandomness():
+            with _SAYING, warnings.catch_warnings(record=True) as said, StackedRandomness([0, 1]):
                 warnings.simplefilter("always")
                 out, _ = parted(stack.forward(stacked([x, x])))
                 if out.requires_grad:
@@ -141,7 +140,7 @@ def unstackable(half: Half, state: Vectors, x: Inputs, autocast: bool) -> str | 
             if autocast:
                 # the input may come from another half in bfloat16
                 short = each(x, lambda t: t.bfloat16() if t.is_floating_point() else t)
-                with torch.autocast(half.device.type, torch.bfloat16), OwnRandomness():
+                with torch.autocast(half.device.type, torch.bfloat16), StackedRandomness([0, 1]):
                     stack.forward(stacked([x, x]))
                     stack.forward(stacked([short, short]))
         except Exception as error:  # vmap and a user's model may raise anything

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from cutlayer.clients.messages import Address, Attached, CutGrad, Smashed
 from cutlayer.core.devices import onto
-from cutlayer.core.randomness import forward_randomness
+from cutlayer.core.randomness import forward_randomness, stacked_randomness
 from cutlayer.core.threads import Workers
 from cutlayer.nn.flat import Half, Rows, Views, differentiate
 from cutlayer.nn.nested import Inputs, each, parted, tensors, unbound
@@ -93,7 +93,8 @@ class Passes:
             inputs = zip(which, smashed, unbound(x), strict=True)
             return torch.stack([self.forward(rows, r, s.address, x_j) for r, s, x_j in inputs]), None
         stack = self._made.of(which)
-        return cast(Tensor, stack.forward(each(x, torch.clone) if self._writes else x)), stack
+        with self._each_randomness(smashed):
+            return cast(Tensor, stack.forward(each(x, torch.clone) if self._writes else x)), stack
 
     def gradient(
         self, rows: Rows, row: int, where: Address, x: Inputs, y: Tensor, weight: Tensor | None = None
@@ -135,7 +136,9 @@ class Passes:
             else:
                 half = self.half.here()
                 half.bind(rows.views[row])
-                losses = each_loss(self.loss, cast(Tensor, vmap(half.apply)(each(x, torch.clone))), y)
+                with self._each_randomness(smashed):
+                    out = vmap(half.apply, randomness=half.style.in_vmap)(each(x, torch.clone))
+                losses = each_loss(self.loss, cast(Tensor, out), y)
             (grad,) = torch.autograd.grad(losses.sum(), leaf, allow_unused=True) if leaf.requires_grad else (None,)
         grad = torch.zeros_like(leaf) if grad is None else grad
         parts = zip(smashed, grad[None] if len(smashed) == 1 else grad, losses.detach(), strict=True)
@@ -152,6 +155,10 @@ class Passes:
     def _randomness(self, where: Address, side: str) -> AbstractContextManager[object]:
         kind = self.half.style.randomness
         return forward_randomness(kind, self.seed, where.round, where.client, where.step, side)
+
+    def _each_randomness(self, smashed: Sequence[Message]) -> AbstractContextManager[object]:
+        steps = (s.address.at for s in smashed)
+        return stacked_randomness(self.half.style.randomness, self.seed, steps, "server")
 
     def _loss(self, where: Address, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The loss of one batch; it has randomness of its own, since a loss may draw random numbers too."""

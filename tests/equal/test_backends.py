@@ -513,6 +513,25 @@ class Branching(nn.Module):
         return 2 * x if x.mean() > 0.05 else x / 2
 
 
+class Shuffling(nn.Module):
+    """Mixes up the features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, torch.randperm(x.shape[1])]
+
+
+class Attending(nn.Module):
+    """Attention over the features as a sequence, with dropout inside and behind it, whose masks lie in memory in
+    different ways."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(2, 2, 4, dropout=0.3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.stack([x, x.cos()], dim=2)).mean(dim=2)
+
+
 class Recurrent(nn.Module):
     """An LSTM over the features as a sequence."""
 
@@ -526,10 +545,17 @@ class Recurrent(nn.Module):
 
 
 ODD: dict[str, tuple[Callable[[int], nn.Module], str]] = {
-    "dropout": (lambda features: nn.Dropout(0.4), "it draws random numbers in its forward"),
+    "shuffle": (lambda features: Shuffling(), "draws its random numbers for all clients in another way than for one"),
     "lstm": (Recurrent, ""),
     "buffer": (Running, "Running replaces its buffer 'mean' in its forward"),
     "branch": (lambda features: Branching(), "data-dependent control flow"),
+}
+
+
+DRAWING: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+    "dropout": (lambda features: nn.Dropout(0.4), ""),
+    "rain": (lambda features: Rain(), ""),
+    "attention": (Attending, ""),
 }
 
 
@@ -538,7 +564,7 @@ def odd(kind: str, front: bool, back: bool) -> Make:
 
     def make() -> nn.Module:
         torch.default_generator.manual_seed(9)
-        block = ODD[kind][0]
+        block = (ODD[kind] if kind in ODD else DRAWING[kind])[0]
         made = nn.Sequential(
             nn.Sequential(nn.Linear(5, 6), nn.Tanh(), block(6) if front else nn.Identity()),
             nn.Sequential(nn.Linear(6, 4), block(4) if back else nn.Identity(), nn.Linear(4, 3)),
@@ -585,6 +611,16 @@ def test_dropout_draws_the_same_on_any_number_of_threads(how: str, scheme: str) 
     first = bits(run)
     assert bits(rounds(how, 4, **more)) == bits(rounds(how, 1, **more)) == first
     assert bits(rounds(how, 4, seed=1, **more)) != first
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("scheme", ["smofi", "mergesfl", "psl", "cyclesfl"])
+@pytest.mark.parametrize("kind", DRAWING)
+def test_a_stack_draws_what_each_client_draws_alone(kind: str, scheme: str, threads: int) -> None:
+    more: dict[str, Any] = {"make": odd(kind, True, True), "clients": small_clients(), "scheme": scheme}
+    run, alone = rounds("auto", threads, **more), rounds("loop", threads, **more)
+    assert run.setup.backend.words.startswith("stacked (the model is small)")
+    assert apart(played(run), played(alone)) <= EXACT
 
 
 class Rain(nn.Module):

@@ -204,6 +204,13 @@ class Stepping(nn.Module):
         return x
 
 
+class Shuffling(nn.Module):
+    """Mixes up its features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, torch.randperm(x.shape[1])]
+
+
 @pytest.mark.parametrize(
     ("block", "why"),
     [
@@ -211,7 +218,8 @@ class Stepping(nn.Module):
         (nn.BatchNorm1d(6), None),
         (nn.LayerNorm(6), None),
         (nn.ReLU(inplace=True), None),
-        (nn.Dropout(0.5), "it draws random numbers in its forward"),
+        (nn.Dropout(0.5), None),
+        (Shuffling(), "aten::randperm draws its random numbers for all clients in another way than for one"),
         (Stepping(), "Stepping replaces its buffer 'seen' in its forward"),
         (Counting(), "it computes something else under torch.func.vmap"),
         (Failing(), ""),

@@ -129,10 +129,8 @@ def _plan(runs: Any, jobs: Any, args: argparse.Namespace) -> int:
 
     item = runs.item
     left = [job.folder for job in jobs if not pool.done(job.folder)]
-    machine, values = (
-        estimate.this_machine(),
-        {runs.folder(c, s): runs.values(c) for c in item.cells for s in runs.seeds},
-    )
+    machine = estimate.this_machine()
+    values = {runs.folder(c, s): runs.values(c) for c in item.cells for s in runs.seeds}
     seconds = sum(estimate.seconds(values[one], machine) for one in left) / max(1, min(args.jobs, len(left)))
     lines = [
         f"{len(jobs)} runs in {runs.out / 'runs'}, {len(jobs) - len(left)} of them there; "
