@@ -6,6 +6,7 @@ test that started it (pytest-timeout ends that), the test before the process tha
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,20 @@ sys.path.insert(0, WATCHDOG)
 import cutlayer_watchdog as watchdog  # noqa: E402
 
 collect_ignore = ["tests/watchdog"]
+
+
+class Frozen:
+    """Takes what is there before a file's tests out of the garbage collector's sight: it would walk over all of torch
+    each time, and so would tests that look for tensors."""
+
+    def __init__(self) -> None:
+        self.file: Path | None = None
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item.path != self.file:
+            self.file = item.path
+            gc.collect()
+            gc.freeze()
 
 
 class Guard:
@@ -53,6 +68,7 @@ class Guard:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Frozen(), "cutlayer-frozen")
     given = config.getoption("timeout", None)
     seconds = float(config.getini("timeout") or 0) if given is None else given
     if seconds <= 0:  # somebody takes their time

@@ -58,14 +58,14 @@ def serve(
     out        as in `train`: a folder for every round. After a crash the same call goes on, and the clients come back
                by themselves; `resume`, `checkpoint_every` and `track` are those of `train` too
     watch      called once when the server listens, with the service: `service.hub.port`, `service.roster`
-    training   everything else that `train` takes, but for `clients`, `profile`, `ranks` and `memory_limit`
+    training   everything else that `train` takes, but for `clients`, `profile`, `ranks`, `stack` and `memory_limit`
     """
     needs("net")
     from cutlayer.network.server import roster
     from cutlayer.network.server.service import Service
 
     expect(test is not None or example is not None, "test", None, "rows to test on, or `example`: a few to try")
-    for field_ in ("profile", "ranks", "memory_limit", "clients"):
+    for field_ in ("profile", "ranks", "stack", "memory_limit", "clients"):
         expect(field_ not in training, field_, training.get(field_), "nothing: clients are on other machines")
     settings = net or Net(listen, None if certs is None else Path(certs), insecure, min_clients)
     trackers = tracking(track, out)

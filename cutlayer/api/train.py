@@ -18,8 +18,9 @@ from cutlayer.engine.assemble import assemble
 from cutlayer.engine.broadcast import in_turn
 from cutlayer.engine.metrics import Metric
 from cutlayer.engine.options import Options
+from cutlayer.engine.resident import OnDevice
 from cutlayer.engine.run import Result, Run
-from cutlayer.experiment.program import Where, recorded
+from cutlayer.experiment.program import Where, continued, recorded
 from cutlayer.nn.cut import Cut
 from cutlayer.optim.local import Clip, Local
 from cutlayer.optim.lr_schedule import LRSchedule
@@ -71,11 +72,14 @@ def rounds(
     seed: int = 0,
     shuffle: bool = True,
     backend: str = "auto",
+    stack: int | None = None,
     threads: int | None = None,
     ranks: Literal["ordered", "fast"] | None = None,
     memory_limit: float | None = None,
     autocast: Literal["bfloat16"] | None = None,
+    compile: bool = False,
     device: str | torch.device = "cpu",
+    data_on_device: OnDevice = "auto",
     target: float | None = None,
     progress: bool = False,
     detail: bool = False,
@@ -105,6 +109,7 @@ def begun(
     """Return a run, new or resumed. `where`: the folder that it writes into, if any."""
     if where is None:
         return assemble(model, clients, test, options)
+    options = continued(options, where)
     run = recorded(in_turn(join(options.ranks), lambda: assemble(model, clients, test, options)), model, options, where)
     return with_report(run, where.out)
 

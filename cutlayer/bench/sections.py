@@ -55,7 +55,7 @@ def run(case: Case, scheme: str = "smofi", threads: int | None = None, backend: 
 def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
     """Our speed over that of centralised training, and of a naive simulation of the same clients."""
     for name in names:
-        case = _smaller(CASES[name]) if quick else CASES[name]
+        case = smaller(CASES[name]) if quick else CASES[name]
         data, model = case.data(), case.build()
         ours = run(case, model=model, clients=data)
         blocks = as_blocks(model, data[0][0][:2])
@@ -81,7 +81,7 @@ def throughput(names: list[str], quick: bool, repeats: int) -> Iterator[Row]:
 
 def schemes(quick: bool, repeats: int) -> Iterator[Row]:
     """The speed of every scheme over that of plain centralised training on the same samples."""
-    case = _smaller(CASES["tiny-cnn"]) if quick else CASES["tiny-cnn"]
+    case = smaller(CASES["tiny-cnn"]) if quick else CASES["tiny-cnn"]
     plain = Centralised(case.build(), case.data(), case.batch, tuned=False)
     for name in ("fedavg", "smofi", "cyclesfl") if quick else SCHEMES:
         ours = run(case, name)
@@ -93,7 +93,7 @@ def schemes(quick: bool, repeats: int) -> Iterator[Row]:
 def fusion(quick: bool, repeats: int) -> Iterator[Row]:
     """What fusing costs: SMoFi's step against FedAvg's, and the share of a step that updates and fuses."""
     for name, aim in (("femnist-cnn", 0.12), ("resnet18", 0.05))[: 1 if quick else 2]:
-        case = _smaller(CASES[name]) if quick else CASES[name]
+        case = smaller(CASES[name]) if quick else CASES[name]
         fused, plain = run(case), run(case, "fedavg")
         with Stopwatch(Fused, "_fuse") as watch:
             seconds = interleaved({"fedavg": plain.__next__, "smofi": fused.__next__}, repeats)
@@ -196,7 +196,7 @@ class Stopwatch:
         setattr(self.owner, self.name, self.real)
 
 
-def _smaller(case: Case) -> Case:
+def smaller(case: Case) -> Case:
     """A smaller case, for --quick."""
     if case.name in ("tiny-cnn", "mlp"):
         return replace(case, steps=1)

@@ -20,6 +20,9 @@ the figures are medians of ratios with their quartiles: 1.00 is as fast as the o
   memory       bytes for each server-half parameter and selected client
   processes    two ranks against one, one thread each
 
+With --device, on an accelerator instead: a client's step in both backends beside plain training on the same device,
+and the peak of its memory, as a block of Markdown to paste into an issue.
+
 With --net, over the loopback interface and mutual TLS instead:
 
   frames       bytes beyond those of the tensors, in percent
@@ -30,6 +33,7 @@ examples:
   cutlayer bench --quick                              under a minute, rough
   cutlayer bench --json > bench.json                  everything; half an hour on two cores
   cutlayer bench --only throughput --models mlp lstm
+  cutlayer bench --device cuda
   cutlayer bench --net
 """
 SECTIONS = ("throughput", "schemes", "fusion", "overhead", "clients", "memory", "processes")
@@ -41,6 +45,7 @@ def add(commands: Any) -> None:
     command.add_argument("--quick", action="store_true", help="smaller rounds, fewer participations: under a minute")
     command.add_argument("--only", nargs="+", metavar="SECTION", help=f"some of: {', '.join((*SECTIONS, *NETWORK))}")
     command.add_argument("--net", action="store_true", help="measure the network instead")
+    command.add_argument("--device", metavar="DEVICE", help="measure an accelerator instead: cuda, cuda:1, mps, xpu")
     command.add_argument(
         "--models", nargs="+", metavar="NAME", help="for throughput: some of its models (a wrong name lists them)"
     )

@@ -41,8 +41,8 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "machine": (
         "this machine",
         (
-            *("device", "backend", "threads", "ranks", "memory_limit", "kept_memory", "autocast"),
-            *("checkpoint_every", "init", "detail"),
+            *("device", "data_on_device", "backend", "stack", "threads", "ranks", "memory_limit", "kept_memory"),
+            *("autocast", "compile", "checkpoint_every", "init", "detail"),
         ),
     ),
 }

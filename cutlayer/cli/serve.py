@@ -51,7 +51,7 @@ SWITCHES = {
 }
 SIMULATED = (  # fields that only `run` takes, because it simulates its clients
     *("partition", "clients", "holdout", "validation", "profile", "kappa", "count_sync", "sequential"),
-    *("backend", "ranks", "memory_limit"),
+    *("backend", "stack", "ranks", "memory_limit", "data_on_device"),
 )
 JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: it must be given), help
     "server": ("HOST:PORT", None, "who to dial"),

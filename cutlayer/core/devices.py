@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,24 @@ def _accelerator() -> str:
     """The kind of accelerator that this machine has, or "cpu"."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if found is None else found.type
+
+
+class Memory(NamedTuple):
+    """Bytes of a device: those that are free, and all that it has."""
+
+    free: int
+    total: int
+
+
+def memory(device: torch.device) -> Memory | None:
+    """Return the memory of a device; None for the CPU, and for a device that does not say."""
+    if device.type == "cpu":
+        return None
+    module = torch.get_device_module(device)
+    if device.type == "mps":
+        total = module.recommended_max_memory()
+        return Memory(total - module.driver_allocated_memory(), total)
+    return Memory(*module.mem_get_info(device)) if hasattr(module, "mem_get_info") else None
 
 
 def onto(device: torch.device, tensor: Tensor) -> Tensor:

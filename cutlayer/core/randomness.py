@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Randomness = Literal["none", "own"]
-"""Whether a model's forward draws random numbers: "none" of them, or some, from its "own" generator."""
+Randomness = Literal["none", "own", "compiled"]
+"""Whether a model's forward draws random numbers: "none" of them, or some, from its "own" generator. "compiled": none,
+and nobody looks whether that stays so, because a context around compiled code would have it compiled again."""
 UNADDRESSED = (
     "the model drew random numbers in its forward pass, although it drew none when it was first tried: "
     "this round cannot be repeated to the bit"
@@ -203,7 +204,7 @@ def forward_randomness(
 ) -> AbstractContextManager[object]:
     """Return the context in which a forward pass draws (dropout): one stream per (round, client, step, side). A model
     that draws nothing needs none, but is checked again in the first step of rounds 1, 2, 4, 8, ..."""
-    if kind == "none" and (step > 0 or round & (round - 1)):
+    if kind == "compiled" or (kind == "none" and (step > 0 or round & (round - 1))):
         return nullcontext()
     number = _of_forward(seed, round, client, step, side)
     return OwnRandomness(number) if kind == "own" else _Watched(number)
@@ -213,7 +214,7 @@ def stacked_randomness(
     kind: Randomness, seed: int, steps: Iterable[tuple[int, int, int]], side: str
 ) -> AbstractContextManager[object]:
     """Return the context for the passes of several clients in one graph, each given by its (round, client, step)."""
-    return nullcontext() if kind == "none" else StackedRandomness([_of_forward(seed, *at, side) for at in steps])
+    return StackedRandomness([_of_forward(seed, *at, side) for at in steps]) if kind == "own" else nullcontext()
 
 
 def _of_forward(seed: int, round: int, client: int, step: int, side: str) -> int:

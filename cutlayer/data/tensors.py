@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,16 @@ class Tensors:
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Inputs, Tensor]:
         index = torch.from_numpy(rows)
         return each(self.x, lambda t: _picked(t, index, device)), _picked(self.y, index, device)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (*tensors(self.x), self.y))
+
+    def to(self, device: torch.device) -> Tensors:
+        """Return the same rows on a device."""
+        other = copy.copy(self)
+        other.x, other.y = each(self.x, lambda t: t.to(device)), self.y.to(device)
+        return other
 
     def add_to(self, digest: Digest) -> None:
         for part in (*tensors(self.x), self.y):

@@ -17,9 +17,12 @@ from cutlayer.data.rows import StoredRows
 from cutlayer.data.schedule import Indices
 from cutlayer.data.transform import Draw, Transform
 
+Near = tuple[Tensor, Tensor]  # all inputs and labels of a data set, on a GPU
+
 
 class View:
-    """Some rows of a stored data set; `transform` turns them into inputs, and may change them at random in training."""
+    """Some rows of a stored data set; `transform` turns them into inputs, and may change them at random in training.
+    `near`: a copy of the data set where it is computed with."""
 
     order: Order = "any"
     batches: Batches | None = None
@@ -31,8 +34,10 @@ class View:
         transform: Transform,
         dtype: torch.dtype = torch.float32,
         name: str = "rows",
+        near: Near | None = None,
     ) -> None:
         self.rows, self.index, self.transform, self.dtype, self.name = rows, index, transform, dtype, name
+        self.near = near
 
     def __len__(self) -> int:
         return len(self.index)
@@ -42,8 +47,16 @@ class View:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Tensor, Tensor]:
         where = self.index[rows]
-        x, y = (onto(device, torch.from_numpy(np.asarray(column[where]))) for column in (self.rows.x, self.rows.y))
+        if self.near is not None and self.near[0].device == device:
+            at = onto(device, torch.from_numpy(where))
+            x, y = (torch.index_select(column, 0, at) for column in self.near)
+        else:
+            x, y = (onto(device, torch.from_numpy(np.asarray(column[where]))) for column in (self.rows.x, self.rows.y))
         return self.transform(x, self.dtype, draw), y
+
+    def moved(self, near: Near) -> View:
+        """Return the view with a copy of its data set on a device."""
+        return View(self.rows, self.index, self.transform, self.dtype, self.name, near)
 
     def add_to(self, digest: Digest) -> None:
         for array in (self.rows.x, self.rows.y):
@@ -61,8 +74,10 @@ class Population(Lazy[View]):
         transform: Transform,
         dtype: torch.dtype = torch.float32,
         name: str = "clients",
+        near: Near | None = None,
     ) -> None:
         self.rows, self.parts, self.transform, self.dtype, self.name = rows, parts, transform, dtype, name
+        self.near = near
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -86,10 +101,14 @@ class Population(Lazy[View]):
 
     def everybody(self) -> View:
         """All rows of the data set."""
-        return View(self.rows, np.arange(len(self.rows)), self.transform, self.dtype, self.name)
+        return View(self.rows, np.arange(len(self.rows)), self.transform, self.dtype, self.name, self.near)
 
     def at(self, j: int) -> View:
-        return View(self.rows, self.parts[j], self.transform, self.dtype, f"{self.name}[{j}]")
+        return View(self.rows, self.parts[j], self.transform, self.dtype, f"{self.name}[{j}]", self.near)
+
+    def moved(self, near: Near) -> Population:
+        """Return the population with a copy of its data set on a device."""
+        return Population(self.rows, self.parts, self.transform, self.dtype, self.name, near)
 
 
 def take_together(
@@ -105,7 +124,7 @@ def take_together(
         if not isinstance(one, View) or one.rows is not first.rows or one.transform is not first.transform:
             return None
         where.append(one.index[some])
-    everything = View(first.rows, np.concatenate(where), first.transform, first.dtype)
+    everything = View(first.rows, np.concatenate(where), first.transform, first.dtype, near=first.near)
     x, y = everything.take(np.arange(len(everything)), device)
     shape = len(sources), len(rows[0])
     return x.view(*shape, *x.shape[1:]), y.view(shape)

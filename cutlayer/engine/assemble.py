@@ -25,6 +25,7 @@ from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
 from cutlayer.engine.options import Options
 from cutlayer.engine.records import Global
+from cutlayer.engine.resident import OnDevice, near
 from cutlayer.engine.run import Run
 from cutlayer.engine.setup import Setup
 from cutlayer.engine.spill import SpillCache
@@ -61,6 +62,11 @@ class Data:
     def sizes(self) -> Sequence[int]:
         return inputs.sizes_of(self.trains) if self.away is None else self.away.sizes
 
+    def near(self, asked: OnDevice, device: torch.device) -> Data:
+        """Return the data with its rows on the device, where they belong there."""
+        trains, tests = near(asked, (self.trains, self.tests), device)
+        return replace(self, trains=trains, tests=tests)
+
 
 @dataclass(frozen=True)
 class Assembly:
@@ -91,7 +97,8 @@ class Assembly:
 
     @property
     def style(self) -> Style:
-        return Style(self.how.randomness, None if self.options.autocast is None else torch.bfloat16)
+        short = None if self.options.autocast is None else torch.bfloat16
+        return Style(self.how.randomness, short, self.options.compile)
 
 
 def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any, options: Options) -> Run:
@@ -106,14 +113,17 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     alone = on.type == "cpu" or options.threads in (None, 1)
     expect(alone, "threads", options.threads, f"1 or None: on {on} the device computes, and one thread feeds it")
     data = _data(clients, test, start.W.w.dtype, schedule)
+    data = data.near(options.data_on_device, on)
     cores = backend.cores()
     with one_thread():
         shape, classes, names = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
         x, y = inputs.example(data.trains, on)
         subject = Subject(model, layout, cuts, options.loss, on, start.W, offsets, x, y, names)
         threads = cores if options.threads is None else options.threads
-        together, auto = parts.scheme.traits.order != "one_by_one", options.autocast is not None
-        how = backend.choose(options.backend, threads, subject, shape, options.batch_size, together, auto)
+        together = parts.scheme.traits.order != "one_by_one"
+        how = backend.choose(options, threads, subject, shape, together)
+    if options.stack is not None and how.name == "loop":
+        warnings.warn(f"stack = {options.stack} has no effect here: {how.words}", NoEffect, stacklevel=4)
     _some_batch(data, schedule, parts)
     made = Assembly(options, parts, subject, data, schedule, shape, how, processes)
     return Run(model, _setup(made, classes), start, options.target, options.progress)
@@ -218,9 +228,10 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
     sums, style = int(o.accumulate > 1), a.style
     spare = sums, max(2 * sums, int(joint(parts.local)))  # the sums of micro-batches; the gradients before a step
     counter = functools.partial(memory_limit.counter, s, o.batch_size, a.traits, moments, a.attached, spare)
-    limit = o.memory_limit
-    if limit is not None and not separate:
-        a = replace(a, how=memory_limit.shrunk(a.how, limit, share, counter))
+    limit, free = o.memory_limit, backend.room(s.device, a.processes.size == 1) if o.stack is None else None
+    rooms = [] if limit is None or separate else [limit * 2**20]
+    for room in rooms + ([] if free is None else [free]):
+        a = replace(a, how=memory_limit.shrunk(a.how, room, share, counter))
     count = functools.cache(lambda: counter(a.how))
     group = None if limit is None else memory_limit.group(limit, share, separate, count(), a.how.size)
     evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, a.how.workers, a.processes)
@@ -255,6 +266,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         histogram=inputs.Histograms(a.data.trains, classes),
         spill_cache=SpillCache(None if o.kept_memory is None else int(o.kept_memory * 2**20)),
         backend=a.how,
+        stack=a.how.size if a.how.name == "stacked" and (o.stack or s.device.type != "cpu") else None,
         processes=a.processes,
         trains=a.processes if a.spread else ONE_PROCESS,
         sources=a.data.trains if away is None else (),

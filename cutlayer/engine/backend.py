@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from cutlayer.core.devices import memory
 from cutlayer.core.randomness import OwnRandomness, Randomness
 from cutlayer.core.threads import Workers
+from cutlayer.engine.options import Options
 from cutlayer.engine.subject import Subject
 from cutlayer.errors import expect, is_whole, unknown
 from cutlayer.nn.cut import checked_blocks
@@ -26,7 +28,8 @@ BACKENDS = ("auto", "loop", "stacked")
 # Measured with `cutlayer bench` on two CPU cores: a step this small costs more in calls than in arithmetic.
 SMALL_MODEL = 200_000  # parameters
 SMALL_STEP = 8_000_000  # MACs of a batch, forward
-GPU_STACK = 256
+GPU_STACK = 256  # at most
+GPU_SHARE, GPU_WHOLE = 0.75, 0.5  # of its free memory; of all, where ranks must choose alike
 
 
 @dataclass(frozen=True)
@@ -52,30 +55,40 @@ class Backend:
         return "; ".join(parts)
 
 
-def choose(
-    asked: str, threads: int, subject: Subject, shape: Shape, batch_size: int, together: bool, autocast: bool
-) -> Backend:
+def choose(options: Options, threads: int, subject: Subject, shape: Shape, together: bool) -> Backend:
     """Choose the backend for a model and its batches; `together`: whether the scheme's clients step together."""
-    s, device = subject, subject.device
+    asked, s, device = options.backend, subject, subject.device
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
     drawn, loss_draws = _drawn(s.model, s.x, s.y, s.loss, device)
     workers = Workers.on(device, threads)
-    small = len(s.W.w) <= SMALL_MODEL and batch_size * sum(shape.macs) <= SMALL_STEP
+    if options.compile:
+        words = "False: the model or its loss draws random numbers, whose addresses compiled code does not know"
+        expect(drawn == "none", "compile", True, words)
+        expect(asked != "stacked", "compile", True, "False with backend 'stacked', or backend 'loop' or 'auto'")
+        return Backend("loop", "compiled", workers=workers, randomness="compiled")
+    small = len(s.W.w) <= SMALL_MODEL and options.batch_size * sum(shape.macs) <= SMALL_STEP
     if not together:
         return Backend("loop", "clients step one after another", workers=workers, randomness=drawn)
     if asked == "loop" or (asked == "auto" and not small and device.type == "cpu"):
         why = "as asked" if asked == "loop" else "the model is not small"
         return Backend("loop", why, workers=workers, randomness=drawn)
-    front, back = _reasons(s, autocast)
+    front, back = _reasons(s, options.autocast is not None)
     if loss_draws:
         front = back = front or back or "the loss draws random numbers"
     if (front and back) or (asked == "auto" and (front or back)):
         return Backend("loop", f"not stackable: {front or back}", front, back, workers=workers, randomness=drawn)
     why = "as asked" if asked == "stacked" else "the model is small" if small else "on a GPU"
-    size = SIZE if device.type == "cpu" else GPU_STACK
+    size = options.stack or (SIZE if device.type == "cpu" else GPU_STACK)
     return Backend("stacked", why, front, back, size, workers, drawn)
+
+
+def room(device: torch.device, alone: bool) -> float | None:
+    """Return the bytes of a device that a round may fill; None: all that it asks for. `alone`: there are no other
+    ranks, which might have more or less free memory and would stack otherwise."""
+    there = memory(device)
+    return None if there is None else GPU_SHARE * there.free if alone else GPU_WHOLE * there.total
 
 
 def cores() -> int:

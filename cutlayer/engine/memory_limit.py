@@ -145,10 +145,13 @@ def counter(
     return count
 
 
-def shrunk(how: Backend, limit: float, m: int, counter: Callable[[Backend], Callable[[int], Need]]) -> Backend:
-    """Return the backend with stacks so small that a round of m clients, which step together, fits into `limit` MiB."""
-    while how.size > 1 and counter(how)(m).total > limit * MIB:
+def shrunk(how: Backend, room: float, m: int, counter: Callable[[Backend], Callable[[int], Need]]) -> Backend:
+    """Return the backend with stacks so small that a round of m clients, which step together, fits into `room` bytes;
+    the loop, if not even two clients fit into one graph."""
+    while how.size > 1 and counter(how)(m).total > room:
         how = replace(how, size=how.size // 2)
+        if how.size == 1:
+            return replace(how, name="loop", why="two clients in one graph do not fit into memory")
     return how
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cutlayer.engine.metrics import Metric
+from cutlayer.engine.resident import ON_DEVICE, OnDevice
 from cutlayer.engine.validate import PROTOCOLS, Parts, brought
 from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import Cut
@@ -62,6 +63,8 @@ class Options:
     memory_limit    MiB for a round's weights, gradients and activations: clients train in groups where the scheme
                     allows it, and what cannot fit is refused before training (None: no limit)
     autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay
+    compile         compile the halves by `torch.compile` in the first steps, for more speed later; not for models that
+                    draw random numbers. Needs a C++ compiler; the result is equal up to rounding
     ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
     target          stop once the test accuracy is at least this
     progress        show how far it is: a bar on a terminal or in a notebook, a line now and then in a log
@@ -70,6 +73,9 @@ class Options:
                     `cl.open(out).detail()` reads it. It changes nothing that is computed
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
                     a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
+    stack           clients in one graph, where they are stacked (None: ten on a CPU; on a GPU as many as its free
+                    memory allows, chosen once: `out` remembers it)
+    data_on_device  "auto": rows are kept on the GPU if they take at most a quarter of its free memory; "yes", "no"
     seed, shuffle, device, loss, evaluate_every
     """
 
@@ -102,11 +108,14 @@ class Options:
     seed: int = 0
     shuffle: bool = True
     backend: str = "auto"
+    stack: int | None = None
     threads: int | None = None
     ranks: Literal["ordered", "fast"] | None = None
     memory_limit: float | None = None
     autocast: Literal["bfloat16"] | None = None
+    compile: bool = False
     device: str | torch.device = "cpu"
+    data_on_device: OnDevice = "auto"
     target: float | None = None
     progress: bool = False
     detail: bool = False
@@ -134,6 +143,10 @@ class Options:
         expect(limit is None or (is_number(limit) and limit > 0), "memory_limit", limit, "MiB above 0, or None")
         some = kept is None or (is_number(kept) and kept >= 0)
         expect(some, "kept_memory", kept, "megabytes, at least 0, or None")
+        stack = self.stack
+        expect(stack is None or (is_whole(stack) and stack >= 1), "stack", stack, "a whole number, at least 1, or None")
+        if self.data_on_device not in ON_DEVICE:
+            raise unknown("data_on_device", self.data_on_device, ON_DEVICE)
         if self.protocol not in PROTOCOLS:
             raise unknown("protocol", self.protocol, PROTOCOLS)
 

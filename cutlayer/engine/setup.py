@@ -62,6 +62,7 @@ class Setup:
     histogram: Histogram
     spill_cache: SpillCache
     backend: Backend
+    stack: int | None  # clients in one graph, where a resumed run must be told: it was asked for, or fits free memory
     processes: ProcessGroup
     trains: ProcessGroup  # that train server halves: all, or the root alone, whose cohort spans all ranks
     sources: Sequence[Source]  # what the clients of this process hold; () where they are on other machines

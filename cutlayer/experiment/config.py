@@ -153,6 +153,9 @@ class Config(BaseModel):
         description="how clients are computed: loop, each by itself; stacked, those of a step in one graph (small "
         "models); auto: by a fixed rule on the model",
     )
+    stack: int | None = Field(
+        None, ge=1, description="clients in one graph with stacked (default: 10; on a GPU, what its free memory allows)"
+    )
     ranks: Literal["ordered", "fast"] = Field(
         "ordered",
         description="under torchrun, how ranks add up: ordered, the bits of one process; fast, up to rounding",
@@ -167,7 +170,13 @@ class Config(BaseModel):
     autocast: Literal["bfloat16"] | None = Field(
         None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
     )
+    compile: bool = Field(
+        False, description="compile the halves by torch.compile (slow first steps; needs a C++ compiler)"
+    )
     device: str = Field("cpu", description="torch device: cpu, cuda, cuda:1, mps, ..., or auto: the one there is")
+    data_on_device: Literal["auto", "yes", "no"] = Field(
+        "auto", description="keep the rows on the GPU; auto: if they take at most a quarter of its free memory"
+    )
 
     @field_validator("task", "profile")
     @classmethod

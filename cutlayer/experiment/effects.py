@@ -37,6 +37,7 @@ SAID: tuple[Effect, ...] = (  # a field, whether it has an effect, and why it ha
     ("data_dir", lambda c: c.task not in ("digits", OWN), "this task's rows are not in a data folder"),
     ("kept_memory", _keeps, "clients keep nothing between rounds"),
     ("sequential", lambda c: c.scheme["name"] == "sflv2", "it concerns SFLV2 alone"),
+    ("data_on_device", lambda c: c.device != "cpu", "the CPU computes where the rows are"),
     ("ranks", lambda c: "WORLD_SIZE" in os.environ, "there is one process; several come with torchrun"),
 )
 PARTS: tuple[tuple[str, str, Callable[[Config], bool], str], ...] = (

@@ -67,11 +67,14 @@ def options(config: Config) -> Options:
         evaluate_every=config.evaluate_every,
         seed=config.seed,
         backend=config.backend,
+        stack=config.stack,
         threads=config.threads,
         ranks=config.ranks,
         memory_limit=config.memory_limit,
         autocast=config.autocast,
+        compile=config.compile,
         device=config.device,
+        data_on_device=config.data_on_device,
         target=config.target,
         detail=config.detail,
         **_of_text(config),
@@ -108,7 +111,8 @@ class Experiment:
         if config.init and overwrite and from_root("out", out) in from_root("init", config.init).parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = in_turn(join(config.ranks), lambda: assemble(config, remote=remote))
-        config = config.model_copy(update={"backend": run.setup.backend.name})  # a resumed run keeps the choice
+        chosen = {"backend": run.setup.backend.name, "stack": run.setup.stack}  # a resumed run keeps the choice
+        config = config.model_copy(update=chosen)
         recorder.start(out, run, _blueprint(Description(config, serve), remote), overwrite)
         return cls(config, out, run)
 

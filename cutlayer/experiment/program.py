@@ -13,7 +13,7 @@ import inspect
 import numbers
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -36,9 +36,11 @@ from cutlayer.network.protocol.settings import Net
 from cutlayer.nn.cut import unwrapped
 from cutlayer.registry import KINDS, Part
 
-UNSAID = ("progress", "threads", "kept_memory", "ranks", "device", "clock", "profile", "detail")  # or said otherwise
+UNSAID = (  # or said otherwise
+    *("progress", "threads", "kept_memory", "ranks", "device", "data_on_device", "clock", "profile", "detail"),
+)
 PARTS = ("scheme", "local", "update", "optimizer")
-NEWER = ("accumulate", "lr_schedule")  # said where they were chosen: older runs do not say them
+NEWER = ("accumulate", "lr_schedule", "calibrate", "compile")  # said where they were chosen: older runs do not say them
 Resume = Literal["auto", "never", "must"]
 
 
@@ -78,6 +80,15 @@ class Where:
     @property
     def exists(self) -> bool:
         return (self.out / description.FILE).exists() or checkpoint.about(self.out) is not None
+
+
+def continued(options: Options, where: Where) -> Options:
+    """Return the options with the size of stacks that the run in the folder, if there is one, chose when it began."""
+    if options.stack is not None or not where.exists:
+        return options
+    known = checkpoint.about(where.out)
+    was = description.settle(where.out / description.FILE, None if known is None else known.config, "undo")
+    return replace(options, stack=was.get("stack"))
 
 
 def recorded(run: Run, model: nn.Module, options: Options, where: Where, serve: Mapping[str, Any] | None = None) -> Run:
@@ -142,6 +153,7 @@ def describe(run: Run, model: nn.Module, options: Options) -> dict[str, Any]:
     }
     values |= {
         "backend": s.backend.name,
+        "stack": s.stack,
         "device": str(options.device),
         "kappa": s.clock.kappa,
         "count_sync": s.clock.sync,

@@ -23,7 +23,7 @@ from cutlayer.network.server.service import About, Service
 from cutlayer.network.transport import free
 
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-ALONE = ("profile", "memory_limit", "clients")  # fields of a config that are for simulated clients only
+ALONE = ("profile", "memory_limit", "stack", "clients")  # fields of a config that are for simulated clients only
 
 
 def start(config: Config, net: Net, out: Path, overwrite: bool = False) -> tuple[Experiment, Service]:

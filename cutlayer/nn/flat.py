@@ -12,10 +12,10 @@ convolution in `channels_last` order, so that no step has to reorder them.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -79,11 +79,12 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True)
 class Style:
-    """How the blocks compute: what they draw at random, and the shorter dtype, if any, of an autocast forward (its
-    output has the model's dtype)."""
+    """How the blocks compute: what they draw at random, the shorter dtype, if any, of an autocast forward (its output
+    has the model's dtype), and whether torch compiles them."""
 
     randomness: Randomness = "own"
     autocast: torch.dtype | None = None
+    compile: bool = False
 
     @property
     def in_vmap(self) -> str:
@@ -134,6 +135,7 @@ class Half:
             self.ends.append(self.sizes)
         self.dtypes: Dtypes = dtypes or dtypes_of(self.blocks)
         self._bound: Views | None = None
+        self._programs: dict[int, Callable[[Inputs], Inputs]] = {}
         self._twins: dict[int, Half] = {threading.get_ident(): self}
         self._template = template
         self._mode: bool | None = None
@@ -206,12 +208,18 @@ class Half:
 
     def apply(self, x: Inputs, stage: int = 0) -> Inputs:
         """Apply a stage's blocks in order, with the tensors that are bound."""
-        blocks = [self.blocks[place] for place in self.stages[stage]]
         if self.style.autocast is None:
-            return in_order(blocks, x)
+            return self._program(stage)(x)
         with torch.autocast(self.device.type, self.style.autocast):
-            out = in_order(blocks, x)
+            out = self._program(stage)(x)
         return each(out, lambda t: t.to(self.dtypes[0]) if t.is_floating_point() else t)
+
+    def _program(self, stage: int) -> Callable[[Inputs], Inputs]:
+        """The blocks of a stage as one function, made once."""
+        if stage not in self._programs:
+            plain = functools.partial(in_order, [self.blocks[place] for place in self.stages[stage]])
+            self._programs[stage] = torch.compile(plain) if self.style.compile else plain
+        return self._programs[stage]
 
     def leaves(self, views: Views, stage: int) -> Views:
         """The parameters of a stage, and where their gradients go. The stages are differentiated last to first; a
@@ -223,7 +231,7 @@ class Half:
         again = [(views.w[i], views.g[i]) for i, stages in enumerate(where) if stage in stages and max(stages) > stage]
         return Views([views.w[i] for i in mine], [], [], [views.g[i] for i in mine], again)
 
-    @cached_property
+    @functools.cached_property
     def _where(self) -> list[set[int]]:
         """The stages that use each parameter."""
         inside = [{id(module) for place in places for module in self.blocks[place].modules()} for places in self.stages]

@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,6 +22,13 @@ from cutlayer.engine.metrics import Outputs, Scores, Series, Tally, auc, score
 Rows = tuple[Tensor, Tensor]
 SIZES = (9, 14, 0, 21, 8, 12, 8)  # rows each client is tested on: the third on none
 SCORES = ("loss", "accuracy", "f1", "mcc", "auc", "metric")
+
+
+def sklearn() -> Any:
+    """scikit-learn's metrics, imported when they are needed, because that takes a while."""
+    from sklearn import metrics
+
+    return metrics
 
 
 def series(parts: list[Outputs]) -> Series:
@@ -48,7 +54,7 @@ def parts_of(out: Tensor, y: Tensor, sizes: Sequence[int]) -> list[Outputs]:
 def one_against_rest(out: Tensor, y: Tensor) -> float:
     """The mean, over the classes that occur, of the area under each one's curve against all others."""
     p: NDArray[np.float64] = out.double().softmax(dim=1).numpy()
-    areas = [roc_auc_score((y == c).numpy(), p[:, c]) for c in range(out.shape[1]) if bool((y == c).any())]
+    areas = [sklearn().roc_auc_score((y == c).numpy(), p[:, c]) for c in range(out.shape[1]) if bool((y == c).any())]
     return float(np.mean(areas))
 
 
@@ -56,9 +62,9 @@ def expected(out: Tensor, y: Tensor) -> dict[str, float]:
     guess, truth = out.argmax(dim=1).numpy(), y.numpy()
     return {
         "loss": float(functional.cross_entropy(out.double(), y)),
-        "accuracy": accuracy_score(truth, guess),
-        "f1": f1_score(truth, guess, average="macro"),
-        "mcc": matthews_corrcoef(truth, guess),
+        "accuracy": sklearn().accuracy_score(truth, guess),
+        "f1": sklearn().f1_score(truth, guess, average="macro"),
+        "mcc": sklearn().matthews_corrcoef(truth, guess),
         "auc": one_against_rest(out, y),
     }
 
@@ -72,16 +78,16 @@ def test_scores_are_those_of_scikit_learn_over_all_rows(sizes: tuple[int, ...]) 
     found = score(parts_of(out, y, sizes))
     for name, value in expected(out, y).items():
         assert getattr(found, name) == pytest.approx(value, abs=1e-6), name
-    scikit = roc_auc_score(y.numpy(), out.double().softmax(dim=1).numpy(), multi_class="ovr", average="macro")
+    scikit = sklearn().roc_auc_score(y.numpy(), out.double().softmax(dim=1).numpy(), multi_class="ovr", average="macro")
     assert found.auc == pytest.approx(scikit, abs=1e-12)
 
 
 def test_auc_with_two_classes_is_that_of_the_second() -> None:
     out, y = guesses(50, 2)
     p = out.double().softmax(dim=1).numpy()
-    assert auc(out, y.numpy()) == pytest.approx(roc_auc_score(y.numpy(), p[:, 1]), abs=1e-12)
+    assert auc(out, y.numpy()) == pytest.approx(sklearn().roc_auc_score(y.numpy(), p[:, 1]), abs=1e-12)
     assert 0.6 < (auc(out, y.numpy()) or 0) < 0.99
-    assert auc(out.flip(1), y.numpy()) == pytest.approx(1 - roc_auc_score(y.numpy(), p[:, 1]), abs=1e-12)
+    assert auc(out.flip(1), y.numpy()) == pytest.approx(1 - sklearn().roc_auc_score(y.numpy(), p[:, 1]), abs=1e-12)
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.1] * 4, [3.0, 1.0, 2.0, 1.0, 3.0, 3.0]], ids=len)
@@ -97,7 +103,7 @@ def test_auc_leaves_out_classes_that_do_not_occur() -> None:
     out, y = out[there], y[there]
     assert auc(out, y.numpy()) == pytest.approx(one_against_rest(out, y), abs=1e-12)
     p = out.double().softmax(dim=1).numpy()
-    areas = [roc_auc_score((y == c).numpy(), p[:, c]) for c in (0, 1, 3)]
+    areas = [sklearn().roc_auc_score((y == c).numpy(), p[:, c]) for c in (0, 1, 3)]
     assert auc(out, y.numpy()) == pytest.approx(statistics.fmean(areas), abs=1e-12)
 
 

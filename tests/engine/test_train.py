@@ -240,7 +240,6 @@ X, Y = data(12)
         ("scheme = <class", {"scheme": cl.SMoFi}),
         ("scheme = 3", {"scheme": 3}),
         ("optimizer = 0.1", {"optimizer": 0.1}),
-        ("optimizer = SGD", {"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)}),
         ("update = 0.3", {"update": 0.3}),
         ("update = <class", {"update": cl.FedAvgM}),
         ("clients = Tensor", {"clients": X}),
@@ -262,6 +261,10 @@ X, Y = data(12)
 )
 def test_what_does_not_fit_is_said_before_training(match: str, changes: dict[str, Any]) -> None:
     refused(match, **changes)
+
+
+def test_an_optimizer_of_torch_is_refused() -> None:
+    refused("optimizer = SGD", optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
 
 
 def test_arrays_lists_and_odd_integers_are_taken_as_they_come() -> None:

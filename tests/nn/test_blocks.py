@@ -213,7 +213,7 @@ def test_training_is_that_of_the_same_blocks_in_a_sequential(net: str, scheme: s
 def test_a_model_without_blocks_is_cut_by_name(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, data = nets.ResNet(), rows("resnet")
-    options: dict[str, Any] = {"test": data[0], "rounds": 2, "batch_size": 6, "local_epochs": 1}
+    options: dict[str, Any] = {"test": data[0], "rounds": 2, "batch_size": 6, "local_epochs": 1, "backend": "loop"}
     by_name = cl.train(net, data, cut="layer1", **options)
     blocks = cl.blocks(net, at=["layer1"], example=IMAGE)
     at = cl.train(blocks, data, cut=0, **options)

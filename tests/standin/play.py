@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 import cutlayer as cl
@@ -71,6 +72,7 @@ def peaks(counters: Any) -> dict[str, list[float]]:
         for width, batch in ((8, 16), (2000, 4)):
             data = [cases.pictures(32, j) for j in range(8)]
             told: dict[str, Any] = {"scheme": scheme, "backend": backend, "optimizer": optimizer, "batch_size": batch}
+            told["data_on_device"] = "no"  # rows are not counted
             gc.collect()
             counters.reset()
             before = counters.stats()["allocated"]
@@ -113,6 +115,56 @@ def stored() -> dict[str, bool]:
     return {name: same(model.cpu(), alone) for name, model in found.items()}
 
 
+def uploaded(counters: Any) -> dict[str, Any]:
+    """Whether rows on the device, and rows that are sent step by step, give the same weights, and the bytes that were
+    sent: rows of tensors, and of a data set that all clients share."""
+    x, y = cases.pictures(40, 3)
+    parts = cl.partition.iid(y.numpy(), clients=4)
+    shared, told = parts.clients(x.numpy(), y.numpy()), {"cut": 0, "batch_size": 4, "local_epochs": 5, "rounds": 2}
+    found: dict[str, Any] = {}
+    for name, clients in (("tensors", [cases.pictures(9, j) for j in range(3)]), ("shared", shared)):
+        alone, sent = cl.train(cases.network(), clients, **told).model, {}
+        for where in ("yes", "no", "auto"):
+            counters.reset()
+            there = cl.train(cases.network(), clients, device=DEVICE, data_on_device=where, **told).model
+            sent[where] = counters.stats()["bytes_up"]
+            assert same(there.cpu(), alone), (name, where)
+        found[name] = sent
+    return found
+
+
+def stacks() -> dict[str, Any]:
+    """The sizes of stacks that fit into different amounts of free memory, and what a resumed run takes."""
+    module, data = torch.get_device_module(DEVICE), [cases.pictures(8, j) for j in range(40)]
+    before, found = module.mem_get_info, {}
+    told: dict[str, Any] = {"cut": 0, "batch_size": 8, "local_epochs": 1, "rounds": 2, "device": DEVICE}
+
+    def begin(free: int, **more: Any) -> cl.Run:
+        module.mem_get_info = lambda device=None: (free, 2**30)
+        return cl.rounds(cases.network(), data, **told, **more)
+
+    for mib in (64, 4, 2, 1):
+        run = begin(mib * 2**20)
+        found[f"{mib} MiB"] = [run.setup.stack, run.setup.need().total]
+    found["asked"] = begin(2**20, stack=16).setup.stack
+    with tempfile.TemporaryDirectory() as out:
+        begun = begin(4 * 2**20, out=out)
+        next(iter(begun))
+        begun.close()
+        resumed = begin(2**20, out=out)
+        found["begun and resumed"] = [begun.setup.stack, resumed.setup.stack]
+        alone = begin(4 * 2**20)
+        found["same bits"] = same(_last(resumed).cpu(), _last(alone).cpu())
+    module.mem_get_info = before
+    return found
+
+
+def _last(run: cl.Run) -> nn.Module:
+    for _ in run:
+        pass
+    return run.model
+
+
 def same(one: nn.Module, other: nn.Module) -> bool:
     return all(a.equal(b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
@@ -136,6 +188,7 @@ def main(folder: str, file: str) -> None:
     counters = load(Path(folder))
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"cases": {}, "budgets": budgets(counters), "stored": stored()}
+    found |= {"uploaded": uploaded(counters), "stacks": stacks()}
     found["peaks"] = peaks(counters)
     found["served"] = {scheme: served(scheme) for scheme in SERVED}
     for name, arguments in cases.cases():

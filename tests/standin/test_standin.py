@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,26 @@ def test_a_server_on_the_device(found: Any, scheme: str) -> None:
 
 def test_data_on_the_device_and_a_resumed_run(found: Any) -> None:
     assert len(found["stored"]) == 3 and all(found["stored"].values()), found["stored"]
+
+
+@pytest.mark.parametrize("rows", ["tensors", "shared"])
+def test_rows_on_the_device_are_sent_once(found: Any, rows: str) -> None:
+    """That the weights are the CPU's is checked where they are."""
+    sent = found["uploaded"][rows]
+    assert sent["auto"] == sent["yes"] < sent["no"] / 2
+
+
+def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Any) -> None:
+    stacks = found["stacks"]
+    sizes = [stacks[f"{mib} MiB"][0] for mib in (64, 4, 2, 1)]
+    assert sizes[0] == 256 and all(a is None or b is None or a >= b for a, b in pairwise(sizes))
+    assert len(set(sizes)) > 2
+    for mib in (64, 4, 2, 1):
+        size, need = stacks[f"{mib} MiB"]
+        assert size is None or need <= 0.75 * mib * 2**20
+    assert stacks["asked"] == 16
+    begun, resumed = stacks["begun and resumed"]
+    assert begun == resumed == sizes[1] is not None and stacks["same bits"]
 
 
 @pytest.mark.timeout(600)

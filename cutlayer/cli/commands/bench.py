@@ -11,7 +11,8 @@ from typing import Any
 import rich.box
 import rich.table
 
-from cutlayer.bench import sections
+from cutlayer._version import __version__
+from cutlayer.bench import accelerator, sections
 from cutlayer.bench.cases import CASES, measurable
 from cutlayer.bench.sections import Row
 from cutlayer.cli.bench import NETWORK, SECTIONS
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
                 raise unknown(what, name, valid)
     repeats = args.repeats if args.repeats is not None else 1 if args.quick else 7
     expect(repeats >= 1, "repeats", repeats, "a whole number, at least 1")
+    if args.device is not None:
+        return _on_device(args, models, repeats)
     began, quick = time.perf_counter(), args.quick
     found: dict[str, Any] = {"machine": sections.machine(), "quick": quick, "repeats": repeats}
     makers: dict[str, Callable[[], Iterable[Row]]] = {
@@ -67,6 +70,21 @@ def run(args: argparse.Namespace) -> int:
         print_json(found)
     else:
         console.print(f"{found['minutes']:.1f} minutes")
+    return 0
+
+
+def _on_device(args: argparse.Namespace, models: list[str], repeats: int) -> int:
+    expect(not args.only and not args.net, "--device", args.device, "no --only and no --net beside it")
+    device, rows = accelerator.accelerator(args.device), list[Row]()
+    about = accelerator.about(device)
+    with console.status(f"measuring on {device}"):
+        for row in accelerator.rows(models, device, args.quick, repeats):
+            rows.append(row)
+            print(f"{row['model']} done", file=sys.stderr, flush=True)
+    if args.json:
+        print_json({"machine": about, "quick": args.quick, "repeats": repeats, "models": rows})
+    else:
+        console.print(accelerator.block(about, rows, __version__), soft_wrap=True, markup=False, highlight=False)
     return 0
 
 
