@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -74,6 +74,7 @@ def rounds(
     backend: str = "auto",
     stack: int | None = None,
     threads: int | None = None,
+    torch_threads: int = 1,
     ranks: Literal["ordered", "fast"] | None = None,
     memory_limit: float | None = None,
     autocast: Literal["bfloat16"] | None = None,
@@ -96,10 +97,15 @@ def rounds(
     >>> [round.steps for round in cl.rounds(net, [(x, y)], rounds=2, batch_size=10)]
     [30, 30]
     """
-    here = locals()
-    options = Options(**{field.name: here[field.name] for field in fields(Options)})
-    trackers, where = tracking(track, out), None if out is None else Where(Path(out), resume, checkpoint_every)
-    run = begun(model, clients, test, options, where)
+    return _asked(locals())
+
+
+def _asked(given: Mapping[str, Any]) -> Run:
+    """Return the run that the arguments of `rounds` ask for."""
+    options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    out, trackers = given["out"], tracking(given["track"], given["out"])
+    where = None if out is None else Where(Path(out), given["resume"], given["checkpoint_every"])
+    run = begun(given["model"], given["clients"], given["test"], options, where)
     return run if where is None else with_trackers(run, where.out, trackers)
 
 

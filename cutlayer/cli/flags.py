@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cutlayer.cli.parser import PLACE, Parser, section
+from cutlayer.core import toml
 from cutlayer.core.files import from_root
 from cutlayer.errors import ContractError
 from cutlayer.experiment import config as text
@@ -41,8 +42,8 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "machine": (
         "this machine",
         (
-            *("device", "data_on_device", "backend", "stack", "threads", "ranks", "memory_limit", "kept_memory"),
-            *("autocast", "compile", "checkpoint_every", "init", "detail"),
+            *("device", "data_on_device", "backend", "stack", "threads", "torch_threads", "ranks", "memory_limit"),
+            *("kept_memory", "autocast", "compile", "checkpoint_every", "init", "detail"),
         ),
     ),
 }
@@ -219,7 +220,7 @@ def add_import(parser: argparse._ActionsContainer) -> None:
 def written(path: Path) -> dict[str, Any]:
     """The values of a TOML file. If the user wrote it, its import paths count as named; if a run wrote it, they do not,
     because it may have come from somebody else."""
-    values = text.read(path)
+    values = toml.read(path)
     if not path.read_bytes().startswith(HEADER.encode()):
         for named in text.paths(values):
             own.allow(named)

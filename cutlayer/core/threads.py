@@ -72,7 +72,7 @@ class Workers:
 
 
 class _Computing:
-    """The threads of this process that are inside `one_thread`."""
+    """The threads of this process that are inside `torch_threads`."""
 
     lock = threading.Lock()
     count = 0
@@ -83,8 +83,8 @@ _inside = threading.local()
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one torch thread in this context: the same bits on any number of cores.
+def torch_threads(n: int = 1) -> Iterator[None]:
+    """Compute with n torch threads in this context: the same bits on any number of cores.
 
     torch keeps its number of threads per Python thread, and a new thread inherits it. A thread that was started while
     another one was in this context has inherited 1; when it leaves, it gets the number that the first one had before.
@@ -97,7 +97,7 @@ def one_thread() -> Iterator[None]:
         if _Computing.count == 0:
             _Computing.threads = mine
         _Computing.count += 1
-    torch.set_num_threads(1)
+    torch.set_num_threads(n)
     try:
         yield
     finally:

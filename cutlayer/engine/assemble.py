@@ -16,7 +16,7 @@ from cutlayer.clients.remote import RemoteClients
 from cutlayer.clients.simulated import LocalCohort
 from cutlayer.core.devices import chosen
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Source, expect_batches, source
 from cutlayer.data.views import Population
@@ -115,11 +115,11 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     data = _data(clients, test, start.W.w.dtype, schedule)
     data = data.near(options.data_on_device, on)
     cores = backend.cores()
-    with one_thread():
+    with torch_threads():
         shape, classes, names = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
         x, y = inputs.example(data.trains, on)
         subject = Subject(model, layout, cuts, options.loss, on, start.W, offsets, x, y, names)
-        threads = cores if options.threads is None else options.threads
+        threads = options.threads or (cores if options.torch_threads == 1 else 1)
         together = parts.scheme.traits.order != "one_by_one"
         how = backend.choose(options, threads, subject, shape, together)
     if options.stack is not None and how.name == "loop":
@@ -274,6 +274,7 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         need=lambda: count()(group or share),
         seed=o.seed,
         device=s.device,
+        torch_threads=o.torch_threads,
         detail=o.detail,
     )
 

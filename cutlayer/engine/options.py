@@ -73,6 +73,8 @@ class Options:
                     `cl.open(out).detail()` reads it. It changes nothing that is computed
     backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
                     a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
+    torch_threads   threads inside one operation of torch, for schemes with one client or one server at a time;
+                    `threads` is 1 then. It may change the last bits, but they are the same on any machine
     stack           clients in one graph, where they are stacked (None: ten on a CPU; on a GPU as many as its free
                     memory allows, chosen once: `out` remembers it)
     data_on_device  "auto": rows are kept on the GPU if they take at most a quarter of its free memory; "yes", "no"
@@ -110,6 +112,7 @@ class Options:
     backend: str = "auto"
     stack: int | None = None
     threads: int | None = None
+    torch_threads: int = 1
     ranks: Literal["ordered", "fast"] | None = None
     memory_limit: float | None = None
     autocast: Literal["bfloat16"] | None = None
@@ -143,6 +146,9 @@ class Options:
         expect(limit is None or (is_number(limit) and limit > 0), "memory_limit", limit, "MiB above 0, or None")
         some = kept is None or (is_number(kept) and kept >= 0)
         expect(some, "kept_memory", kept, "megabytes, at least 0, or None")
+        inside = self.torch_threads
+        expect(is_whole(inside) and inside >= 1, "torch_threads", inside, whole)
+        expect(inside == 1 or self.threads in (None, 1), "threads", self.threads, "1 or None, beside torch_threads")
         stack = self.stack
         expect(stack is None or (is_whole(stack) and stack >= 1), "stack", stack, "a whole number, at least 1, or None")
         if self.data_on_device not in ON_DEVICE:

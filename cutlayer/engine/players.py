@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from cutlayer.engine import broadcast
 from cutlayer.engine.records import Global, Round
 from cutlayer.engine.round import Engine, Trained
@@ -59,7 +59,7 @@ class Follower:
 
     def play(self, state: Global, attempt: int = 0) -> tuple[Global, Round]:
         s, began = self.setup, time.perf_counter()
-        with one_thread(), torch.no_grad():
+        with torch_threads(s.torch_threads), torch.no_grad():
             serve(s.cohort, s.processes, _parts(s))
             after = broadcast.receive(s.processes, state.owned, s.device)
             scored(s, after, ())

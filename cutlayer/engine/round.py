@@ -22,7 +22,7 @@ from cutlayer.clients.messages import Address, Plan, Report
 from cutlayer.clients.state import AVERAGED
 from cutlayer.clients.waves import Wave, micro_waves, waves
 from cutlayer.core.randomness import EVERYBODY, rng
-from cutlayer.core.threads import blocks, one_thread
+from cutlayer.core.threads import blocks, torch_threads
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.engine import detail
 from cutlayer.engine.aggregate import Aggregator
@@ -82,7 +82,7 @@ class Engine:
     def play(self, state: Global, attempt: int = 0) -> tuple[Global, Round]:
         """Play round state.n + 1. All its effects are in what it returns, so a round that fails changes nothing."""
         self._began = time.perf_counter()
-        with one_thread(), torch.no_grad():
+        with torch_threads(self.setup.torch_threads), torch.no_grad():
             after, record = self._play(state, attempt)
         self.setup.spill_cache.trim(after.owned)
         return after, replace(record, seconds=time.perf_counter() - self._began)

@@ -70,6 +70,7 @@ class Setup:
     need: Callable[[], Need]  # what a round of this process needs in memory
     seed: int
     device: torch.device
+    torch_threads: int  # inside one operation
     detail: bool = False  # whether records say what the round was for each client
 
     @property

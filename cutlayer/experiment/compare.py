@@ -7,11 +7,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from cutlayer.core import toml
 from cutlayer.core.files import write_aside
 from cutlayer.core.lock import Lock
 from cutlayer.errors import CutlayerError, Restored
 from cutlayer.experiment import checkpoint, description, pool, run_directory
-from cutlayer.experiment import config as text
 from cutlayer.experiment.comparison import Comparison, folder
 from cutlayer.experiment.description import HEADER, Changes, restore, settle
 from cutlayer.experiment.experiment import assemble
@@ -44,7 +44,7 @@ def resume(out: Path, changes: Changes) -> tuple[Comparison, Lock]:
         for m, seed in comparison.runs() if changes == "undo" else ():
             run = folder(out, m, seed)
             was = checkpoint.config(run)
-            restore(run / description.FILE, was, text.loads(was or ""))
+            restore(run / description.FILE, was, toml.loads(was or ""))
         return comparison, lock
     except BaseException:
         lock.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 import tomli_w
 
+from cutlayer.core import toml
 from cutlayer.errors import expect, unknown
 from cutlayer.experiment import config as text
 from cutlayer.experiment.config import Config
@@ -85,7 +86,7 @@ def _about(m: Method) -> dict[str, Any]:
 
 
 def read(out: Path) -> Comparison:
-    return Comparison.parse(text.read(out / "compare.toml"))
+    return Comparison.parse(toml.read(out / "compare.toml"))
 
 
 def slug(label: str) -> str:

@@ -9,17 +9,15 @@ A part (scheme, update, optimizer, partition, model) is a table with a `name` an
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
 from cutlayer.core.files import as_path, reached
-from cutlayer.errors import ContractError, CutlayerError, StoreError, unknown
+from cutlayer.errors import ContractError, CutlayerError, unknown
 from cutlayer.registry import (
     LOCALS,
     LR_SCHEDULES,
@@ -39,7 +37,6 @@ from cutlayer.registry import (
 from cutlayer.registry.part import check
 
 Spec = dict[str, Any]
-DEEPEST = 20  # levels of nested tables and lists; all our configs have far fewer
 TABLES: dict[str, Table[Part]] = {
     "scheme": SCHEMES,
     "local": LOCALS,
@@ -167,6 +164,9 @@ class Config(BaseModel):
         "scheme allows it, and what cannot fit is refused at once",
     )
     threads: int | None = Field(None, description="clients computed side by side, at least 1 (default: one per core)")
+    torch_threads: int = Field(
+        1, ge=1, description="threads inside one operation, for schemes with one client at a time; --threads is 1 then"
+    )
     autocast: Literal["bfloat16"] | None = Field(
         None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
     )
@@ -370,36 +370,12 @@ def words(spec: Spec) -> str:
     return f"{spec['name']}(" + ", ".join(f"{k}={v}" for k, v in spec.items() if k != "name") + ")"
 
 
-def loads(toml: str) -> dict[str, Any]:
-    """Parse TOML into nested values; raise ValueError if it is invalid or nested too deeply."""
-    try:
-        values = tomllib.loads(toml)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    level: list[Any] = [values]
-    for _ in range(DEEPEST):
-        held = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [inner for inside in held for inner in inside if isinstance(inner, dict | list)]
-    if level:
-        raise ValueError(f"nested too deeply: expected at most {DEEPEST} tables and lists within each other")
-    return values
-
-
 def _table(field: str, given: Any) -> Spec:
     """Return a part as a table, whether it was given as a name or as a table."""
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(table.get("name", ""), str):
         raise ContractError(f"{field} = {given!r}: expected a name, or a table with a name")
     return dict(table)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested values."""
-    try:
-        with reached(str(path)):
-            return loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StoreError(f"{path}: not readable as TOML: {error}") from error
 
 
 def dump(config: Config) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from cutlayer.core import toml
 from cutlayer.core.files import write_aside
 from cutlayer.errors import ContractError, Restored, StoreError
 from cutlayer.experiment import config as text
@@ -53,10 +54,10 @@ def plain(out: Path) -> dict[str, Any]:
 
 def serves(out: Path, before: str | None) -> bool:
     """Whether a run has remote clients, by its description or by the copy of it (`before`)."""
-    if before is not None and TABLE in text.loads(before):
+    if before is not None and TABLE in toml.loads(before):
         return True
     try:
-        return (out / FILE).exists() and TABLE in text.read(out / FILE)
+        return (out / FILE).exists() and TABLE in toml.read(out / FILE)
     except StoreError:
         if before is None:
             raise
@@ -73,10 +74,10 @@ def settle(path: Path, before: str | None, changes: Changes) -> dict[str, Any]:
     if before is None and not path.exists():
         raise StoreError(f"{path.parent} holds no run: no {path.name} in it")
     if before is None:
-        return text.read(path)
-    was = text.loads(before)
+        return toml.read(path)
+    was = toml.loads(before)
     try:
-        now = text.read(path)
+        now = toml.read(path)
     except StoreError as error:
         warnings.warn(f"{error}; written again, as the run was", Restored, stacklevel=4)
         return was
@@ -94,7 +95,7 @@ def restore(path: Path, before: str | None, values: Mapping[str, Any]) -> None:
     if before is None:
         return
     try:
-        same = text.read(path) == values
+        same = toml.read(path) == values
     except StoreError:
         same = False
     if not same:

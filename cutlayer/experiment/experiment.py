@@ -69,6 +69,7 @@ def options(config: Config) -> Options:
         backend=config.backend,
         stack=config.stack,
         threads=config.threads,
+        torch_threads=config.torch_threads,
         ranks=config.ranks,
         memory_limit=config.memory_limit,
         autocast=config.autocast,

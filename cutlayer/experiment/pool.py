@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from cutlayer.core import heap
+from cutlayer.core import heap, toml
 from cutlayer.core.sealed import parsed, unpack
 from cutlayer.engine import spill
 from cutlayer.engine.run import Run
@@ -152,7 +152,7 @@ def _work(config: str, out: str, watched: Watched | None = None) -> None:
         if (path / description.FILE).exists() or checkpoint.config(path) is not None:
             experiment = Experiment.resume(path)
         else:
-            experiment = Experiment.start(text.parse(text.loads(config)), path)
+            experiment = Experiment.start(text.parse(toml.loads(config)), path)
         if watched is not None:
             watched(experiment.run, path)
         for _ in experiment:

@@ -40,7 +40,13 @@ UNSAID = (  # or said otherwise
     *("progress", "threads", "kept_memory", "ranks", "device", "data_on_device", "clock", "profile", "detail"),
 )
 PARTS = ("scheme", "local", "update", "optimizer")
-NEWER = ("accumulate", "lr_schedule", "calibrate", "compile")  # said where they were chosen: older runs do not say them
+NEWER = (
+    "accumulate",
+    "lr_schedule",
+    "calibrate",
+    "compile",
+    "torch_threads",
+)  # said where they were chosen: older runs do not say them
 Resume = Literal["auto", "never", "must"]
 
 

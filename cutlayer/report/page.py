@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from cutlayer.core import toml
 from cutlayer.core.files import write_aside
-from cutlayer.experiment import config
 from cutlayer.report import curves, table
 from cutlayer.report.measure import Measure
 from cutlayer.report.paired import differences
@@ -58,7 +58,7 @@ def write(out: Path, measure: Measure = Measure(), quantities: Sequence[str] = (
 def _validated(out: Path) -> bool:
     """Whether the runs were tested on validation rows."""
     both = out / "compare.toml"
-    values = config.read(both).get("base", {}) if both.exists() else config.read(out / "config.toml")
+    values = toml.read(both).get("base", {}) if both.exists() else toml.read(out / "config.toml")
     return values.get("validation") is not None
 
 

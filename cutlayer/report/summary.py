@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cutlayer.core import toml
 from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError, unknown
-from cutlayer.experiment import comparison, config, journal, run_directory
+from cutlayer.experiment import comparison, journal, run_directory
 from cutlayer.report.measure import Measure, Score
 
 
@@ -139,7 +140,7 @@ def gather(out: Path) -> list[Trained]:
             found.append(Trained(m.label, outcomes, m.baseline or None, m.at))
         return found
     if (out / "config.toml").exists():
-        seed = config.read(out / "config.toml").get("seed", 0)  # not parsed: its parts may not be registered here
+        seed = toml.read(out / "config.toml").get("seed", 0)  # not parsed: its parts may not be registered here
         return [Trained(out.resolve().name, [outcome(out, int(seed))])]
     raise StoreError(f"{out} holds neither a run nor a comparison")
 

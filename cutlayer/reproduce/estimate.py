@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from cutlayer.core.randomness import OwnRandomness
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from cutlayer.models import example, resnet
 from cutlayer.nn.macs import TRAINING, shape_of
 from cutlayer.registry import MODELS
@@ -138,7 +138,7 @@ def of_item(item: Item, scale: str, seeds: int, machine: Machine) -> tuple[int, 
 def this_machine(length: float = 0.3) -> Machine:
     """Measure one core of this machine for `length` seconds, on a small ResNet with large and small batches."""
     rows = 32
-    with one_thread(), OwnRandomness():
+    with torch_threads(), OwnRandomness():
         model = resnet((3, 32, 32), 10)
         x, y = torch.rand(rows, 3, 32, 32), torch.zeros(rows, dtype=torch.int64)
         macs, layers = _size(model, x[:2])

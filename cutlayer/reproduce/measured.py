@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cutlayer.core.randomness import OwnRandomness
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from cutlayer.data.parts import divergence
 from cutlayer.data.parts import histograms as class_counts
 from cutlayer.experiment import config as text
@@ -43,7 +43,7 @@ NO_DATA = "no data"
 def costs(item: Item, more: More) -> Sheet:
     """Table 1 of CycleSL: what a scheme of each class costs the server, against the number of clients."""
     adam = OPTIMIZERS["adam"].make()
-    with one_thread():
+    with torch_threads():
         found = {c: [measuring.measure(scheme, m, adam, 32) for m in CLIENTS] for c, scheme in CLASSES.items()}
     told = printed.by_place(item.paper, item.name)
     traits = {c: SCHEMES[scheme].make(**SCHEMES[scheme].fixed).traits for c, scheme in CLASSES.items()}

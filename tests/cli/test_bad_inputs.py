@@ -19,6 +19,7 @@ import torch
 
 import cutlayer as cl
 from cutlayer.cli.main import main
+from cutlayer.core import toml
 from cutlayer.core.lock import Lock
 from cutlayer.data import cache, partition_file
 from cutlayer.data.own import Own
@@ -26,7 +27,7 @@ from cutlayer.errors import ContractError, CutlayerError, StoreError
 from cutlayer.experiment import config as text
 from tests.forks import forked
 
-RUN = "run --rounds 1 --local-epochs 1 --quiet --model mlp"
+RUN = "run --train-rows 480 --rounds 1 --local-epochs 1 --quiet --model mlp"
 DEEP = 100_000  # brackets
 
 
@@ -341,7 +342,7 @@ def test_in_python_it_is_an_error_of_ours(unreadable: Path, path: str) -> None:
         lambda: Own("good.npz", path).load(),
         lambda: cl.load(path),
         lambda: cl.dataset("cifar10", Path(path)),
-        lambda: text.read(Path(path)),
+        lambda: toml.read(Path(path)),
         lambda: partition_file.read(Path(path)),
     ]
     if path in ("a\0b", "\udcff"):

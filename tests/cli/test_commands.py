@@ -16,7 +16,7 @@ import pytest
 from cutlayer.cli.main import main
 from tests.forks import forked
 
-SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
+SMALL = ["--model", "mlp", "--train-rows", "480", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
 
 
 def test_the_flags_of_the_manual_parse_and_train(tmp_path: Path) -> None:

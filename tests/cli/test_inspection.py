@@ -16,7 +16,7 @@ from cutlayer.data import cache
 from cutlayer.experiment import journal
 from cutlayer.experiment.experiment import Experiment
 
-SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "3", "--local-epochs", "1", "--quiet"]
+SMALL = ["--model", "mlp", "--train-rows", "480", "--clients", "6", "--rounds", "3", "--local-epochs", "1", "--quiet"]
 
 
 def test_a_partition_is_shown_drawn_and_written(

@@ -10,7 +10,21 @@ import pytest
 from cutlayer.cli.main import main
 from cutlayer.experiment import comparison
 
-SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--participation", "3", "--quiet"]
+SMALL = [
+    "--model",
+    "mlp",
+    "--train-rows",
+    "480",
+    "--clients",
+    "6",
+    "--rounds",
+    "2",
+    "--local-epochs",
+    "1",
+    "--participation",
+    "3",
+    "--quiet",
+]
 
 
 def test_a_sweep_is_one_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from cutlayer.experiment.methods import NAMED, method
 from cutlayer.registry import SCHEMES
 from tests.forks import forked
 
-SMALL = ["--model", "mlp", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
+SMALL = ["--model", "mlp", "--train-rows", "480", "--clients", "6", "--rounds", "2", "--local-epochs", "1", "--quiet"]
 
 
 def compared(line: str) -> Comparison:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import cutlayer as cl
 from cutlayer.core import threads as module
 from cutlayer.core.group import ONE_PROCESS
-from cutlayer.core.threads import Workers, one_thread
+from cutlayer.core.threads import Workers, torch_threads
 from cutlayer.nn.flat import Half, Rows, Vectors, differentiate, half
 from cutlayer.nn.stacked import Stack
 from cutlayer.optim.averaging import average, drift
@@ -104,13 +104,13 @@ def test_one_torch_thread_inside_and_the_callers_number_afterwards() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with one_thread():
-            with one_thread():
+        with torch_threads():
+            with torch_threads():
                 assert torch.get_num_threads() == 1
             assert torch.get_num_threads() == 1
             assert set(Workers(2).map(lambda item: torch.get_num_threads(), range(8))) == {1}
         assert torch.get_num_threads() == 2
-        with pytest.raises(ValueError, match="inside"), one_thread():
+        with pytest.raises(ValueError, match="inside"), torch_threads():
             raise ValueError("inside")
         assert torch.get_num_threads() == 2
     finally:

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.core.randomness import OwnRandomness
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from tests.engine import side_by_side as alongside
 from tests.forks import forked
 
@@ -164,7 +164,7 @@ def test_torchs_threads_are_one_inside_and_the_callers_afterwards() -> None:
     first, second, third = (threading.Event() for _ in range(3))
 
     def early() -> int:
-        with one_thread():
+        with torch_threads():
             first.set()
             second.wait(30)
         third.set()
@@ -172,7 +172,7 @@ def test_torchs_threads_are_one_inside_and_the_callers_afterwards() -> None:
 
     def late() -> int:
         first.wait(30)
-        with one_thread():
+        with torch_threads():
             second.set()
             seen.append(torch.get_num_threads())
             third.wait(30)  # the other one leaves first

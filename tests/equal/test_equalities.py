@@ -276,7 +276,8 @@ def test_the_caller_notices_nothing(scheme: Any) -> None:
     assert not {p.data_ptr() for p in model.parameters()} & {p.data_ptr() for p in result.model.parameters()}
 
 
-def test_each_step_runs_in_one_thread_and_the_caller_keeps_theirs() -> None:
+@pytest.mark.parametrize("inside", [1, 3])
+def test_a_step_has_its_threads_and_the_caller_keeps_theirs(inside: int) -> None:
     threads, seen = torch.get_num_threads(), []
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
@@ -285,11 +286,13 @@ def test_each_step_runs_in_one_thread_and_the_caller_keeps_theirs() -> None:
 
     torch.set_num_threads(2)
     try:
-        train("smofi", loss=loss, rounds=1)
+        train("sflv2", loss=loss, rounds=1, torch_threads=inside)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    assert set(seen) == {1}
+    assert set(seen[2:]) == {inside}  # after the model was tried
+    with pytest.raises(cl.ContractError, match="threads = 2: expected 1 or None, beside torch_threads"):
+        train("smofi", threads=2, torch_threads=2)
 
 
 class Drawing(nn.Module):

@@ -169,7 +169,7 @@ def test_a_field_of_this_version_is_not_hidden_by_one_of_the_same_name(tmp_path:
 def test_a_run_of_another_version_resumes_and_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its journal lacks some fields and has others; both stay as they are."""
     out = tmp_path / "run"
-    settings = {"model": {"name": "mlp", "width": 8}, "clients": 4, "rounds": 3, "batch_size": 16}
+    settings = {"model": {"name": "mlp", "width": 8}, "train_rows": 480, "clients": 4, "rounds": 3, "batch_size": 16}
     for record in Experiment.start(config.parse(settings), out):
         if record.n == 2:
             break

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cutlayer.core import toml
 from cutlayer.data.dataset import Dataset
 from cutlayer.data.rows import StoredRows, none_of
 from cutlayer.data.tasks import SOURCES
@@ -70,7 +71,7 @@ def trained() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("config", [pytest.param(config, id="|".join(names)) for config, names in trained().items()])
 def test_a_preset_trains_a_step(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = text.parse(text.loads(config))
+    config = text.parse(toml.loads(config))
     monkeypatch.setattr(experiment, "load_data", lambda config: made_up(config.task))
     record = next(experiment.assemble(config))
     assert record.participants == 2 and record.steps == 2

@@ -26,6 +26,7 @@ from tests.forks import forked
 
 BASE: dict[str, Any] = {
     "model": {"name": "mlp", "width": 16},
+    "train_rows": 480,
     "clients": 6,
     "participation": 0.5,
     "rounds": 4,

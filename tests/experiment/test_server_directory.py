@@ -22,9 +22,8 @@ from torch import nn
 
 import cutlayer as cl
 from cutlayer.cli.main import main
-from cutlayer.core import sealed
+from cutlayer.core import sealed, toml
 from cutlayer.errors import ContractError, CutlayerError, Restored, StoreError
-from cutlayer.experiment import config as text
 from cutlayer.experiment import description, run_directory, server_directory
 from cutlayer.experiment.client_data import ClientData
 from cutlayer.experiment.config import Config, parse
@@ -176,7 +175,7 @@ def test_report_shows_it(hosted: Hosted, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_config_says_how_it_was_served(hosted: Hosted) -> None:
     path = hosted.out / "config.toml"
-    net, run = server_directory.read(text.read(path)["serve"], path)
+    net, run = server_directory.read(toml.read(path)["serve"], path)
     assert net == NET and run == hosted.service.run_id
     assert all(isinstance(client, Joined) and run in str(client.path) for client in hosted.ended.values())
 

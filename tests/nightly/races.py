@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from cutlayer.core import toml
 from cutlayer.experiment import checkpoint, description
 from cutlayer.experiment import config as text
 from cutlayer.experiment.config import Config
@@ -42,7 +43,7 @@ def play(seed: int, folder: Path) -> None:
     winner = configs[winners[0]]
     assert described(out) == winner, f"{what}: config.toml is another's"
     known = checkpoint.config(out)
-    assert known is not None and text.parse(text.loads(known)) == winner, f"{what}: the checkpoint's config"
+    assert known is not None and text.parse(toml.loads(known)) == winner, f"{what}: the checkpoint's config"
     assert known == (out / description.FILE).read_text(), what
     same(ended(out), alone(*points[winners[0]], winners[0], os.getpid()))
 
@@ -116,7 +117,7 @@ def in_processes(configs: list[Config], out: Path, over: bool, dice: random.Rand
 def process(given: str, out: str, over: bool, place: int, room: str, n: int, waits: float) -> None:
     """One contender."""
     dice = random.Random(waits)
-    mine = text.parse(text.loads(given))
+    mine = text.parse(toml.loads(given))
     _meet(Path(room), "ready", place, n)
 
     def hold_up(what: str, path: Path) -> None:

@@ -6,7 +6,9 @@ weights add to the host's waits, to its blocking copies and to the launches.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
 import os
 import sys
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 import cutlayer as cl
+from cutlayer.cli.main import main as main_of_cutlayer
 from tests.network.harness import network, play, rows
 from tests.standin import cases
 from tests.standin.device import DEVICE, load
@@ -159,6 +162,13 @@ def stacks() -> dict[str, Any]:
     return found
 
 
+def benched() -> str:
+    """What `cutlayer bench --device` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main_of_cutlayer(["bench", "--device", DEVICE, "--quick", "--models", "tiny-cnn", "mlp"]) == 0
+    return said.getvalue()
+
+
 def _last(run: cl.Run) -> nn.Module:
     for _ in run:
         pass
@@ -188,7 +198,7 @@ def main(folder: str, file: str) -> None:
     counters = load(Path(folder))
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {"cases": {}, "budgets": budgets(counters), "stored": stored()}
-    found |= {"uploaded": uploaded(counters), "stacks": stacks()}
+    found |= {"uploaded": uploaded(counters), "stacks": stacks(), "bench": benched()}
     found["peaks"] = peaks(counters)
     found["served"] = {scheme: served(scheme) for scheme in SERVED}
     for name, arguments in cases.cases():

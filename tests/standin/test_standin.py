@@ -85,6 +85,16 @@ def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Any
     assert begun == resumed == sizes[1] is not None and stacks["same bits"]
 
 
+def test_a_block_of_figures_to_paste(found: Any) -> None:
+    head, _, columns, rule, *models = found["bench"].splitlines()
+    assert head.startswith("cutlayer ") and "stand-in (standin" in head and "1.0 GiB" in head
+    assert columns.count("|") == rule.count("|") == 11
+    assert [line.split("|")[1].strip() for line in models] == ["tiny-cnn", "mlp"]
+    for line in models:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        assert all(float(cells[i]) > 0 for i in (2, 3, 5, 6, 8)) and int(cells[9]) == 256
+
+
 @pytest.mark.timeout(600)
 def test_two_ranks_each_with_a_device_of_its_own(tmp_path: Path) -> None:
     with socket.socket() as free:

@@ -11,7 +11,7 @@ import rich.table
 
 from cutlayer.cli.flags import value
 from cutlayer.cli.output import console, print_json
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from cutlayer.errors import ContractError, expect, unknown
 from cutlayer.experiment.config import complete
 from cutlayer.registry import OPTIMIZERS
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     expect(all(1 <= m <= MOST for m in args.clients), "clients", args.clients, f"whole numbers from 1 to {MOST}")
     expect(args.batch_size >= 2, "batch_size", args.batch_size, "a whole number, at least 2")
     optimizer = OPTIMIZERS[args.optimizer].make()
-    with one_thread(), console.status("measuring") as status:
+    with torch_threads(), console.status("measuring") as status:
         found = []
         for name, given in schemes:
             status.update(f"measuring {name}")

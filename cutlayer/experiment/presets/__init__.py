@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib import resources
 
+from cutlayer.core import toml
 from cutlayer.errors import unknown
-from cutlayer.experiment import config
 from cutlayer.experiment.comparison import Comparison
 from cutlayer.experiment.presets import cyclesl, smofi
 from cutlayer.experiment.presets.base import Preset
@@ -13,7 +13,7 @@ from cutlayer.experiment.presets.base import Preset
 
 def _demo() -> Preset:
     text = resources.files("cutlayer.experiment.presets").joinpath("demo.toml").read_text("utf-8")
-    given = Comparison.parse(config.loads(text))
+    given = Comparison.parse(toml.loads(text))
     return Preset("five methods on the digits that ship, two minutes", "-", given, "SMoFi + FedAvgM")
 
 

@@ -18,7 +18,7 @@ from cutlayer.clients.client import Client, Seat
 from cutlayer.clients.codec import Encoded, Message
 from cutlayer.clients.messages import Adopt, CutGrad, Features, Loss, NextStep, Plan
 from cutlayer.clients.state import NOTHING
-from cutlayer.core.threads import one_thread
+from cutlayer.core.threads import torch_threads
 from cutlayer.data.source import Source, expect_batches
 from cutlayer.errors import ClientError, CutlayerError, FrameError
 from cutlayer.network.client.store import ClientStore
@@ -71,7 +71,7 @@ class ClientSession:
     def answer(self, frame: Frame) -> list[Encoded]:
         """Return the answers to a frame. A frame that is late, repeated or not for this step is ignored."""
         try:
-            with one_thread(), torch.no_grad():
+            with torch_threads(), torch.no_grad():
                 return [encode(message) for message in self._answer(frame)]
         except Exception as error:
             if not _of_the_model(error):
