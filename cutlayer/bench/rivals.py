@@ -35,7 +35,7 @@ class Centralised:
         """Take as many steps, on the same samples, as all clients take in a round."""
         for start in range(0, len(self.data[0][1]), self.batch):
             for x, y in self.data:
-                rows = torch.randperm(self.batch) + start
+                rows = torch.randperm(self.batch, device=x.device) + start
                 x_b, y_b = x[rows], y[rows]
                 if self.tuned and x_b.ndim == 4:
                     x_b = x_b.contiguous(memory_format=torch.channels_last)

@@ -47,7 +47,7 @@ class View:
 
     def take(self, rows: Indices, device: torch.device, draw: Draw | None = None) -> tuple[Tensor, Tensor]:
         where = self.index[rows]
-        if self.near is not None and self.near[0].device == device:
+        if self.near is not None and self.near[0].device.type == device.type:
             at = onto(device, torch.from_numpy(where))
             x, y = (torch.index_select(column, 0, at) for column in self.near)
         else:

@@ -113,7 +113,6 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     alone = on.type == "cpu" or options.threads in (None, 1)
     expect(alone, "threads", options.threads, f"1 or None: on {on} the device computes, and one thread feeds it")
     data = _data(clients, test, start.W.w.dtype, schedule)
-    data = data.near(options.data_on_device, on)
     cores = backend.cores()
     with torch_threads():
         shape, classes, names = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
@@ -125,6 +124,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     if options.stack is not None and how.name == "loop":
         warnings.warn(f"stack = {options.stack} has no effect here: {how.words}", NoEffect, stacklevel=4)
     _some_batch(data, schedule, parts)
+    data = data.near(options.data_on_device, on)  # after all rows have been checked
     made = Assembly(options, parts, subject, data, schedule, shape, how, processes)
     return Run(model, _setup(made, classes), start, options.target, options.progress)
 

@@ -227,7 +227,7 @@ def test_real_writers_are_clients() -> None:
 @pytest.mark.skipif(not (REAL / "mnist" / "train.parquet").is_file(), reason=WITHOUT)
 def test_real_digits_are_learned() -> None:
     values = {"task": "mnist", "data_dir": str(REAL), "train_rows": 1000, "clients": 5, "rounds": 3, "batch_size": 16}
-    run = assemble(parse({**values, "partition": "iid", "update": "fedavgm", "evaluate_every": 3}))
+    run = assemble(parse({**values, "partition": "iid", "update": "fedavgm", "local_epochs": 2, "evaluate_every": 3}))
     *_, last = run
     assert last.accuracy is not None and last.accuracy > 0.6
 
