@@ -47,8 +47,8 @@ package:
 	@echo "the sdist holds $(words $(SHIPPED)) files that it must"
 	build/package/tools/bin/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--wheel-dir build/package/dist build/package/dist/cutlayer-*.tar.gz
-	$(PYTHON) -m venv build/package/empty
-	build/package/empty/bin/python -m pip $(INSTALL) build/package/dist/cutlayer-*.whl
+	$(PYTHON) -m venv --without-pip build/package/empty
+	build/package/tools/bin/python -m pip --python build/package/empty/bin/python $(INSTALL) build/package/dist/cutlayer-*.whl
 	cd build/package && empty/bin/cutlayer run --rounds 2 --participation 5 --out run && empty/bin/cutlayer list schemes
 	cd build/package && ! empty/bin/cutlayer certs init
 

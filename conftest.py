@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,14 +21,16 @@ sys.path.insert(0, WATCHDOG)
 import cutlayer_watchdog as watchdog  # noqa: E402
 
 collect_ignore = ["tests/watchdog"]
+ROOM = 4 * 2**30
 
 
 class Frozen:
     """Takes what is there before a file's tests out of the garbage collector's sight: it would walk over all of torch
-    each time, and so would tests that look for tensors."""
+    each time, and so would tests that look for tensors. It comes less often, too."""
 
     def __init__(self) -> None:
         self.file: Path | None = None
+        gc.set_threshold(10_000, 20, 20)
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if item.path != self.file:
@@ -67,7 +70,16 @@ class Guard:
             self.arm(more=5.0)  # all that is left is to report and to leave
 
 
+def in_memory() -> None:
+    """Let pytest put its folders into memory, if the system has such a place with room: tests write half a gigabyte, of
+    which all is synchronised."""
+    place = Path("/dev/shm")  # noqa: S108 (pytest makes a folder of its own there)
+    if place.is_dir() and os.access(place, os.W_OK) and shutil.disk_usage(place).free > ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(place))
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    in_memory()
     config.pluginmanager.register(Frozen(), "cutlayer-frozen")
     given = config.getoption("timeout", None)
     seconds = float(config.getini("timeout") or 0) if given is None else given

@@ -35,7 +35,7 @@ from cutlayer.errors import ContractError, NoEffect, expect
 from cutlayer.nn.blocks import as_blocks
 from cutlayer.nn.copies import apart, twin
 from cutlayer.nn.cut import Layout, block_names, blocks_of, cut_range, device_of, has_blocks, refuse_shared, unwrapped
-from cutlayer.nn.flat import Style, half
+from cutlayer.nn.flat import Half, Style, half
 from cutlayer.nn.layered import is_layered
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import tensors
@@ -107,7 +107,7 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     options.check(test)
     parts = options.parts()
     model = in_blocks(_own(model), clients)
-    layout, cuts, start, offsets = _cut(model, options, parts)
+    layout, cuts, start, whole = _cut(model, options, parts)
     schedule = _feed(options, parts)
     on = chosen(options.device)
     alone = on.type == "cpu" or options.threads in (None, 1)
@@ -117,8 +117,9 @@ def assemble(model: nn.Module, clients: Sequence[Any] | RemoteClients, test: Any
     with torch_threads():
         shape, classes, names = inputs.probed(model, cuts, layout.tail, schedule, data.trains, data.tests, options.loss)
         x, y = inputs.example(data.trains, on)
-        subject = Subject(model, layout, cuts, options.loss, on, start.W, offsets, x, y, names)
-        threads = options.threads or (cores if options.torch_threads == 1 else 1)
+        subject = Subject(model, layout, cuts, options.loss, on, start.W, whole, x, y, names)
+        side_by_side = cores if options.torch_threads == 1 else 1
+        threads = side_by_side if options.threads is None else options.threads
         together = parts.scheme.traits.order != "one_by_one"
         how = backend.choose(options, threads, subject, shape, together)
     if options.stack is not None and how.name == "loop":
@@ -150,8 +151,8 @@ def in_blocks(model: nn.Module, clients: Any) -> nn.Module:
 
 def _cut(
     model: nn.Module, options: Options, parts: Parts
-) -> tuple[Layout, tuple[int, int], Global, Sequence[tuple[int, int, int]]]:
-    """Return the layout, the range of cuts, the first state, and where the client's weights end for each cut."""
+) -> tuple[Layout, tuple[int, int], Global, Half]:
+    """Return the layout, the range of cuts, the first state, and all blocks."""
     layout = Layout(len(blocks_of(model)), tail=int(options.labels == "stay"))
     lo, hi = cut_range(options.cut, layout, block_names(model))
     refuse_senseless(parts, options.protocol, lo != hi, options.labels)
@@ -160,7 +161,7 @@ def _cut(
     start = Global(0, whole.read())
     expect(len(start.W.w) > 0, "model", type(model).__name__, "at least one trainable parameter")
     expect(bool(torch.isfinite(start.W.w).all()), "model", "weights with NaN or infinity", "finite weights")
-    return layout, (lo, hi), start, whole.ends[layout.tail :]
+    return layout, (lo, hi), start, whole
 
 
 def _feed(o: Options, parts: Parts) -> BatchSchedule:

@@ -18,7 +18,7 @@ from cutlayer.engine.options import Options
 from cutlayer.engine.subject import Subject
 from cutlayer.errors import expect, is_whole, unknown
 from cutlayer.nn.cut import checked_blocks
-from cutlayer.nn.flat import half
+from cutlayer.nn.flat import Half, half
 from cutlayer.nn.macs import Shape
 from cutlayer.nn.nested import Inputs, each, parted
 from cutlayer.nn.stacked import SIZE, Loss, unstackable
@@ -61,7 +61,7 @@ def choose(options: Options, threads: int, subject: Subject, shape: Shape, toget
     if asked not in BACKENDS:
         raise unknown("backend", asked, BACKENDS)
     expect(is_whole(threads) and threads >= 1, "threads", threads, "a whole number, at least 1")
-    drawn, loss_draws = _drawn(s.model, s.x, s.y, s.loss, device)
+    drawn, loss_draws = _drawn(s.tried, s.x, s.y, s.loss)
     workers = Workers.on(device, threads)
     if options.compile:
         words = "False: the model or its loss draws random numbers, whose addresses compiled code does not know"
@@ -99,12 +99,11 @@ def cores() -> int:
 
 def randomness(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> Randomness:
     """Whether the model or the loss draws random numbers in training: "own" if so, otherwise "none"."""
-    return _drawn(model, x, y, loss, device)[0]
+    return _drawn(half(model, range(len(checked_blocks(model))), device), x, y, loss)[0]
 
 
-def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.device) -> tuple[Randomness, bool]:
+def _drawn(whole: Half, x: Inputs, y: Tensor, loss: Loss) -> tuple[Randomness, bool]:
     """Return `randomness`, and whether the loss draws random numbers."""
-    whole = half(model, range(len(checked_blocks(model))), device)
     constants = [(m, name, t, t._version) for block in whole.blocks for m, name, t in constant_buffers(block)]
     views = whole.views(whole.read())
     with torch.no_grad():
@@ -122,7 +121,7 @@ def _drawn(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, device: torch.dev
 def _reasons(s: Subject, autocast: bool) -> tuple[str | None, str | None]:
     """Return why each half cannot be stacked (None: it can). Where the cut is redrawn, try the whole model for both."""
     if s.redrawn:
-        reason = unstackable(s.whole(), s.W, s.x, autocast)
+        reason = unstackable(s.tried, s.W, s.x, autocast)
         return reason, reason
     front, back = s.front(s.cuts[0]), s.back(s.cuts[0])
     W_c, W_s = s.W.split(front.sizes)

@@ -24,10 +24,15 @@ class Subject:
     loss: Loss
     device: torch.device
     W: Vectors
-    offsets: Sequence[tuple[int, int, int]]  # where the client's part of the flat vectors ends, for each cut
+    tried: Half  # all blocks, to be tried before the run
     x: Inputs
     y: Tensor
     crossings: Mapping[int, Sequence[str]] = field(default_factory=dict)  # names, where several tensors cross a cut
+
+    @property
+    def offsets(self) -> Sequence[tuple[int, int, int]]:
+        """Where the client's part of the flat vectors ends, for each cut."""
+        return self.tried.ends[self.layout.tail :]
 
     @property
     def redrawn(self) -> bool:
