@@ -149,9 +149,7 @@ def in_blocks(model: nn.Module, clients: Any) -> nn.Module:
     return as_blocks(model, x)
 
 
-def _cut(
-    model: nn.Module, options: Options, parts: Parts
-) -> tuple[Layout, tuple[int, int], Global, Half]:
+def _cut(model: nn.Module, options: Options, parts: Parts) -> tuple[Layout, tuple[int, int], Global, Half]:
     """Return the layout, the range of cuts, the first state, and all blocks."""
     layout = Layout(len(blocks_of(model)), tail=int(options.labels == "stay"))
     lo, hi = cut_range(options.cut, layout, block_names(model))
