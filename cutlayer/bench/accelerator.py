@@ -41,21 +41,13 @@ def rows(names: Sequence[str], device: torch.device, quick: bool, repeats: int) 
         case = smaller(CASES[name]) if quick else CASES[name]
         model, host = case.build().to(device), case.data()
         data = [(x.to(device), y.to(device)) for x, y in host]
-
-        def waited(play: Callable[[], object]) -> Callable[[], None]:
-            def timed() -> None:
-                play()
-                torch.accelerator.synchronize(device)
-
-            return timed
-
         ours = {
             how: run(case, model=model, clients=host, backend=how, device=device, threads=1)
             for how in ("loop", "stacked")
         }
         plain = Centralised(model, data, case.batch, tuned=False, loss=case.loss)
         plays: dict[str, Callable[[], object]] = {"plain": plain, **{how: one.__next__ for how, one in ours.items()}}
-        seconds = interleaved({how: waited(play) for how, play in plays.items()}, repeats)
+        seconds = interleaved({how: _waited(play, device) for how, play in plays.items()}, repeats)
         steps = case.clients * case.steps
         row: Row = {"model": name, "clients": case.clients, "batch": case.batch}
         row |= {f"{how}_ms": 1000 * statistics.median(found) / steps for how, found in seconds.items()}
@@ -66,14 +58,23 @@ def rows(names: Sequence[str], device: torch.device, quick: bool, repeats: int) 
         yield row | {"stack": stack.stack or f"none: {stack.backend.why}"}
 
 
+def _waited(play: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Return a function that plays and waits for the device."""
+
+    def played() -> None:
+        play()
+        torch.accelerator.synchronize(device)
+
+    return played
+
+
 def _peak(play: Callable[[], object], device: torch.device) -> float | None:
     """MiB at the peak of a round, if the device counts them."""
     module = torch.get_device_module(device)
     if not hasattr(module, "max_memory_allocated") or not hasattr(module, "reset_peak_memory_stats"):
         return None
     module.reset_peak_memory_stats(device)
-    play()
-    torch.accelerator.synchronize(device)
+    _waited(play, device)()
     return float(module.max_memory_allocated(device)) / MIB
 
 
@@ -83,8 +84,8 @@ def block(about: Row, rows: Sequence[Row], version: str) -> str:
     lines = [
         f"cutlayer {version}, {', '.join(f'{key} {value}' for key, value in about.items())}",
         "",
-        *_line((*head, "peak MiB", "stack")),
-        *_line(["---"] * (len(head) + 2)),
+        _line((*head, "peak MiB", "stack")),
+        _line(["---"] * (len(head) + 2)),
     ]
     for row in rows:
         cells: list[Any] = [row["model"], f"{row['clients']} x {row['batch']}", f"{row['plain_ms']:.2f}"]
@@ -92,9 +93,9 @@ def block(about: Row, rows: Sequence[Row], version: str) -> str:
             found, peak = row[how], row[f"{how}_peak"]
             over = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
             cells += [f"{row[f'{how}_ms']:.2f}", over, "-" if peak is None else f"{peak:.1f}"]
-        lines += _line([*cells, row["stack"]])
+        lines.append(_line([*cells, row["stack"]]))
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[Any]) -> list[str]:
-    return [f"| {' | '.join(map(str, cells))} |"]
+def _line(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"

@@ -20,12 +20,12 @@ from cutlayer.core.threads import torch_threads
 from cutlayer.data.schedule import BatchSchedule
 from cutlayer.data.source import Source, expect_batches, source
 from cutlayer.data.views import Population
-from cutlayer.engine import backend, inputs, memory_limit
+from cutlayer.engine import backend, inputs, memory_limit, resident
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
 from cutlayer.engine.options import Options
 from cutlayer.engine.records import Global
-from cutlayer.engine.resident import OnDevice, near
+from cutlayer.engine.resident import OnDevice
 from cutlayer.engine.run import Run
 from cutlayer.engine.setup import Setup
 from cutlayer.engine.spill import SpillCache
@@ -64,7 +64,7 @@ class Data:
 
     def near(self, asked: OnDevice, device: torch.device) -> Data:
         """Return the data with its rows on the device, where they belong there."""
-        trains, tests = near(asked, (self.trains, self.tests), device)
+        trains, tests = resident.near(asked, (self.trains, self.tests), device)
         return replace(self, trains=trains, tests=tests)
 
 

@@ -7,11 +7,15 @@ ahead of the device, which still computes while the next batches are on their wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from cutlayer.core.devices import memory
+from cutlayer.data.batch import CHUNK
 from cutlayer.data.source import Source
 from cutlayer.data.tensors import Tensors
 from cutlayer.data.views import Near, Population, View
@@ -69,5 +73,14 @@ def _copy(source: View | Population, device: torch.device, made: dict[int, Near]
     """The data set of a source on the device; several sources share one."""
     rows = source.rows
     if id(rows) not in made:
-        made[id(rows)] = torch.as_tensor(rows.x).to(device), torch.as_tensor(rows.y).to(device)
+        made[id(rows)] = _sent(rows.x, device), _sent(rows.y, device)
     return made[id(rows)]
+
+
+def _sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array on the device, sent piece by piece: it may be mapped from a file, and larger than memory."""
+    there = torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, device=device)
+    for start in range(0, len(array), CHUNK):
+        piece = np.array(array[start : start + CHUNK])
+        there[start : start + len(piece)] = torch.from_numpy(piece).to(device)
+    return there

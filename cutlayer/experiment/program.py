@@ -40,13 +40,8 @@ UNSAID = (  # or said otherwise
     *("progress", "threads", "kept_memory", "ranks", "device", "data_on_device", "clock", "profile", "detail"),
 )
 PARTS = ("scheme", "local", "update", "optimizer")
-NEWER = (
-    "accumulate",
-    "lr_schedule",
-    "calibrate",
-    "compile",
-    "torch_threads",
-)  # said where they were chosen: older runs do not say them
+# said where they were chosen: older runs do not say them
+NEWER = ("accumulate", "lr_schedule", "calibrate", "compile", "torch_threads")
 Resume = Literal["auto", "never", "must"]
 
 
@@ -87,14 +82,17 @@ class Where:
     def exists(self) -> bool:
         return (self.out / description.FILE).exists() or checkpoint.about(self.out) is not None
 
+    def told(self) -> dict[str, Any]:
+        """What the run in the folder was begun with."""
+        known = checkpoint.about(self.out)
+        return description.settle(self.out / description.FILE, None if known is None else known.config, "undo")
+
 
 def continued(options: Options, where: Where) -> Options:
     """Return the options with the size of stacks that the run in the folder, if there is one, chose when it began."""
     if options.stack is not None or not where.exists:
         return options
-    known = checkpoint.about(where.out)
-    was = description.settle(where.out / description.FILE, None if known is None else known.config, "undo")
-    return replace(options, stack=was.get("stack"))
+    return replace(options, stack=where.told().get("stack"))
 
 
 def recorded(run: Run, model: nn.Module, options: Options, where: Where, serve: Mapping[str, Any] | None = None) -> Run:
@@ -122,9 +120,7 @@ def serve_table(where: Where | None, net: Net) -> dict[str, Any]:
     one, and the settings that decide what clients send and who counts."""
     run = uuid.uuid4().hex
     if where is not None and where.exists:
-        known = checkpoint.about(where.out)
-        was = description.settle(where.out / description.FILE, None if known is None else known.config, "undo")
-        run = str(was.get(description.TABLE, {}).get("run", run))
+        run = str(where.told().get(description.TABLE, {}).get("run", run))
     counted = ("min_clients", "quorum", "over_selection", "attempts", "code", "zstd")
     return {"run": run, **{name: getattr(net, name) for name in counted}}
 

@@ -145,9 +145,13 @@ def plain(J: Clients, clock: Clock, E_s: int) -> float:
     return max(c.T * c.whole + c.sync for c in J)
 
 
-SIMULTANEOUS = (step_barrier, round_barrier, merged, cycled, cycled_side_by_side, plain)
-ONE_BY_ONE = (sequential, relay, cycled_sequential)
-COMPOSITIONS: dict[str, Callable[[Clients, Clock, int], float]] = {f.__name__: f for f in (*SIMULTANEOUS, *ONE_BY_ONE)}
+COMPOSITIONS: dict[str, Callable[[Clients, Clock, int], float]] = {
+    composition.__name__: composition
+    for composition in (
+        *(step_barrier, round_barrier, merged, cycled, cycled_side_by_side, plain),
+        *(sequential, relay, cycled_sequential),
+    )
+}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from cutlayer.errors import NoEffect
 
 CPU, META = torch.device("cpu"), torch.device("meta")  # a device without memory stands for one with too little
 STORED = StoredRows(np.random.default_rng(0).integers(0, 256, (40, 3, 4, 4), dtype=np.uint8), np.arange(40) % 5)
+STORED.x.flags.writeable = False  # as where it is mapped from a file
 PARTS = Parts(np.arange(40), np.array([10, 25, 40]))
 
 
@@ -34,7 +35,7 @@ def pair(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def test_a_copy_of_the_data_set_gives_the_same_rows() -> None:
     plain = Population(STORED, PARTS, Pixels())
-    near = plain.moved((torch.from_numpy(STORED.x).clone(), torch.from_numpy(STORED.y).clone()))
+    near = plain.moved(resident._copy(plain, CPU, {}))
     rows = np.array([3, 0, 9])
     for j in range(3):
         assert all(map(torch.equal, plain[j].take(rows, CPU), near[j].take(rows, CPU)))

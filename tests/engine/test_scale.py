@@ -69,7 +69,7 @@ def cost(n: int, **more: Any) -> Cost:
 
 @pytest.mark.parametrize(
     ("n", "more"),
-    [(MANY // 4, {"scheme": "smofi"}), (MANY // 20, {"scheme": "psl", "protocol": "cyclesl"})],
+    [(MANY, {"scheme": "smofi"}), (MANY // 20, {"scheme": "psl", "protocol": "cyclesl"})],
     ids=["smofi", "psl"],
 )
 def test_who_is_only_registered_costs_eight_bytes(n: int, more: dict[str, Any]) -> None:
