@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -73,14 +73,19 @@ class SpillCache:
 
     def place(self, folder: Path) -> None:
         """Spill into this folder, emptied first, instead of the system's temporary one."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        self._use(folder)
 
-    def _use(self, folder: Path) -> None:
-        self._folder = folder
-        _FOLDERS.add(folder)
-        weakref.finalize(self, _clear, folder)
+        def emptied() -> Path:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            return folder
+
+        self._use(emptied)
+
+    def _use(self, make: Callable[[], Path]) -> None:
+        with _SPILLING:  # a folder is made and known at once, or `sweep` would miss it
+            self._folder = make()
+            _FOLDERS.add(self._folder)
+        weakref.finalize(self, _clear, self._folder)
 
     def trim(self, kept: OwnedStates) -> None:
         """Put owned states on disk, least recently used first, until the rest is within the limit."""
@@ -93,7 +98,7 @@ class SpillCache:
                 break
             if sizes[name]:
                 if self._folder is None:
-                    self._use(Path(tempfile.mkdtemp(prefix="cutlayer-")))
+                    self._use(lambda: Path(tempfile.mkdtemp(prefix="cutlayer-")))
                 assert self._folder is not None
                 kept[name].spill(self._folder)
                 excess -= sizes[name]
@@ -105,7 +110,7 @@ _SPILLING = threading.Lock()
 
 def sweep() -> None:
     """Remove the files of all spill caches of this process, which is about to end."""
-    _SPILLING.acquire()  # never released, so that no thread spills any more
+    _SPILLING.acquire()  # never released, so that no thread makes a folder or spills any more
     for folder in list(_FOLDERS):
         shutil.rmtree(folder, ignore_errors=True)
 

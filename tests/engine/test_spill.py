@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
+from cutlayer.engine import spill
 from cutlayer.engine.spill import OwnedState, SpillCache
 from cutlayer.optim.memory import Moments
 from cutlayer.registry import SCHEMES
@@ -283,6 +285,23 @@ def test_a_client_that_never_took_part_has_the_front_everybody_began_with(scheme
 def test_before_the_first_round_the_model_is_the_given_one() -> None:
     run = begun("psl")
     assert same(run.model, model()) and all(same(own, model()) for own in run.clients)
+
+
+def test_a_process_that_ends_makes_no_folder_after_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = threading.Lock()
+    monkeypatch.setattr(spill, "_SPILLING", lock)
+    monkeypatch.setattr(spill, "_FOLDERS", set())
+    SpillCache(0).place(tmp_path / "before")
+    late, cache = tmp_path / "late", SpillCache(0)
+    spill.sweep()
+    thread = threading.Thread(target=cache.place, args=(late,))
+    thread.start()
+    try:
+        thread.join(0.2)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        lock.release()
+        thread.join()
 
 
 def test_personal_models_are_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
