@@ -135,6 +135,8 @@ def _prepare(stop: Event, modules: Sequence[str]) -> None:
     torch.set_num_threads(1)
     heap.keep()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # the executor sends SIGTERM to the others as soon as one worker has ended
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
     def watch() -> None:
         while parent is not None and parent.is_alive() and not stop.wait(0.5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from cutlayer.cli.main import main
+from cutlayer.engine.spill import SpillCache
+from cutlayer.experiment import pool
 from cutlayer.experiment.run_directory import read_summary
 from tests.cli.test_commands import leading, members
 from tests.forks import Forked, forked
@@ -65,6 +68,26 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert not spilled(out)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert [rounds(run) for run in runs] == [15, 15] and not spilled(out)
+
+
+def worker(folder: Path) -> None:
+    """A process of a comparison that has put something on disk."""
+    pool._prepare(multiprocessing.get_context("fork").Event(), ())
+    kept = SpillCache(0)
+    kept.place(folder)
+    while True:
+        time.sleep(0.01)
+
+
+def test_a_worker_of_a_comparison(tmp_path: Path) -> None:
+    folder = tmp_path / ".spill"
+    with forked(worker, folder) as process:
+        while not folder.exists():
+            assert not process.ended, process.err
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 1, process.err
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("what", ["server", "client"])
