@@ -36,7 +36,7 @@ def test_a_short_soak(tmp_path: Path) -> None:
 
 
 def test_every_campaign_is_there() -> None:
-    assert set(SEEDS) | {"soak", "strangers", "kills", "sigterm"} == set(NIGHT)
+    assert set(SEEDS) | {"soak", "strangers", "kills", "network", "sigterm"} == set(NIGHT)
     with pytest.raises(SystemExit, match="unknown campaign 'flip': valid: flips, faults"):
         campaigns.chosen(["flip"])
 
@@ -70,7 +70,7 @@ def test_a_torn_line_is_dropped_and_does_no_harm(tmp_path: Path) -> None:
 
 def test_the_summary_says_how_to_see_a_failure_again() -> None:
     said = summary([entry(0), entry(4711, ok=False), entry(1, code="older")])
-    assert "flips            3       1    0.00  abc, older" in said
+    assert "flips            3         3       1    0.00  abc, older" in said
     assert "python -m tests.nightly flips --seed 4711    # at abc" in said and "AssertionError: other weights" in said
 
 
@@ -98,6 +98,7 @@ def play(seed, folder):
         os._exit(7)
     if seed == 4:
         time.sleep(60)
+    return 7 if seed == 1 else None
 """
 
 
@@ -125,7 +126,7 @@ def test_a_night_is_written_down_and_goes_on(trial: Path, capsys: pytest.Capture
     assert nightly.main(["trial", "--seeds", "0:4", "--ledger", str(trial)]) == 0, "there is nothing left to do"
     assert trial.read_bytes() == before
     assert nightly.main(["--summary", "--ledger", str(trial)]) == 0
-    assert "trial            4       2" in capsys.readouterr().out
+    assert "trial            4        10       2" in capsys.readouterr().out
 
 
 def test_what_stands_still_has_failed(trial: Path, monkeypatch: pytest.MonkeyPatch) -> None:

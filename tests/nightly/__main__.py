@@ -67,11 +67,12 @@ def night(jobs: Sequence[tuple[str, int]], workers: int, until: float, limit: fl
             answering = {key.data for key, _ in ready.select(timeout=1.0)}
             for worker in [key.data for key in ready.get_map().values()]:
                 job, where = worker.job, worker.fileno()
-                error = worker.result() if worker in answering else worker.stuck()
-                if error is None:
+                result = worker.result() if worker in answering else worker.stuck()
+                if result is None:
                     continue
+                error, trials = result
                 ready.unregister(where)
-                yield Entry(job.campaign, job.seed, not error, round(job.seconds, 3), code, last_lines(error))
+                yield Entry(job.campaign, job.seed, not error, round(job.seconds, 3), code, last_lines(error), trials)
                 if left and time.monotonic() < until:
                     worker.give(*left.pop())
                     ready.register(worker, selectors.EVENT_READ, worker)

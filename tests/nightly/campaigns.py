@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-Play = Callable[[int, Path], None]
+Play = Callable[[int, Path], int | None]
 NIGHT = {  # name: the seeds of a night
     "flips": 6000,
     "faults": 3000,
     "disk": 3000,
     "kills": 1800,
+    "network": 600,
     "start": 600,
     "races": 600,
     "frames": 1000,

@@ -18,7 +18,7 @@ from tests.nightly.runs import scratch
 FRAMES = 1000
 
 
-def play(seed: int, folder: Path) -> None:
+def play(seed: int, folder: Path) -> int:
     known, kept = heard(os.getpid())
     fuzzer = Fuzzer([target.piece for target in known], seed)
     often = [1 if target.kind in DOWN else 5 for target in known]  # those compute
@@ -30,6 +30,7 @@ def play(seed: int, folder: Path) -> None:
             except Exception as error:
                 raise AssertionError(f"frame {n}, {target.kind}, {way}: {type(error).__name__}: {error}") from error
     assert all(path.read_bytes() == content for path, content in kept.items()), "what clients kept"
+    return FRAMES
 
 
 def one(target: Target, piece: bytes) -> None:

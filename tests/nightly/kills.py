@@ -28,7 +28,7 @@ FLAGS = (
     *("--model", "mlp", "--model.width", "4", "--train-rows", "100", "--clients", "4", "--participation", "2"),
     *("--rounds", "12", "--batch-size", "8", "--local-steps", "2", "--threads", "1", "--quiet"),
 )
-LIVES = 3  # that may be killed
+LIVES = 5  # that may be killed
 ALIVE = 3.0  # seconds in which the other rank may end by itself; then it is ended, as torchrun would
 SOON = 60.0  # seconds in which a process ends by itself
 BUSY = "another process is training here"  # a worker of a comparison outlives it for half a second
@@ -36,16 +36,16 @@ if "tests.nightly.loaded" not in forks.LOADED:
     forks.LOADED.append("tests.nightly.loaded")
 
 
-def play(seed: int, folder: Path) -> None:
+def play(seed: int, folder: Path) -> int:
     dice = random.Random(seed)
     scheme, runtime = list(SCHEMES)[seed % len(SCHEMES)], RUNTIMES[seed // len(SCHEMES) % len(RUNTIMES)]
     protocol = dice.choice(("smofi", "cyclesl"))
     expected, seconds = undisturbed(scheme, protocol, runtime, os.getpid())
-    out, moments = folder / "out", []
+    out, moments, kills = folder / "out", list[float](), 0
     for life in range(dice.randint(1, LIVES)):
-        moments.append(dice.uniform(0, 1.1 * seconds if life == 0 else seconds))
+        moments.append(dice.uniform(0, 1.1 * seconds / (1 + life)))  # less and less is left
         with begun(runtime, words(scheme, protocol, runtime, out)) as lives:
-            killed(lives, moments[-1], dice)
+            kills += killed(lives, moments[-1], dice)
     what = f"{scheme}, {protocol}, {runtime}, killed after {moments} of {seconds:.2f} s"
     try:
         finished(runtime, words(scheme, protocol, runtime, out), dice.random() < 0.5)
@@ -53,6 +53,7 @@ def play(seed: int, folder: Path) -> None:
             same(ended(out / name), right)
     except Exception as error:
         raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    return kills
 
 
 def words(scheme: str, protocol: str, runtime: str, out: Path) -> list[str]:
@@ -88,18 +89,19 @@ class begun:  # noqa: N801
         self.stack.close()
 
 
-def killed(lives: Sequence[Forked], moment: float, dice: random.Random) -> None:
-    """One of them, after so many seconds; the others end soon, or are ended as torchrun would."""
+def killed(lives: Sequence[Forked], moment: float, dice: random.Random) -> bool:
+    """One of them, after so many seconds, unless it has ended; the others end soon, or are ended as torchrun would."""
     victim = dice.choice(lives)
     until = time.monotonic() + moment
     while time.monotonic() < until and not victim.ended:
         time.sleep(0.001)
     if not victim.ended:
         os.kill(victim.pid, signal.SIGKILL)
-    victim.wait()
+    killed = victim.wait() == -signal.SIGKILL
     until = time.monotonic() + ALIVE
     while time.monotonic() < until and not all(life.ended for life in lives):
         time.sleep(0.01)
+    return killed
 
 
 def finished(runtime: str, given: Sequence[str], alone: bool) -> None:

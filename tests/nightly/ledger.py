@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Entry:
-    """A seed that was played; `error`: the last lines of what went wrong."""
+    """A seed that was played; `error`: the last lines of what went wrong; `trials`: how many it was."""
 
     campaign: str
     seed: int
@@ -24,6 +24,7 @@ class Entry:
     seconds: float
     commit: str
     error: str = ""
+    trials: int = 1
 
     @property
     def replay(self) -> str:
@@ -77,11 +78,13 @@ def summary(entries: Iterable[Entry]) -> str:
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         groups[entry.campaign].append(entry)
-    lines = [f"{'campaign':10} {'seeds':>7} {'failed':>7} {'hours':>7}  commits"]
+    lines = [f"{'campaign':10} {'seeds':>7} {'trials':>9} {'failed':>7} {'hours':>7}  commits"]
     for name, group in sorted(groups.items()):
         failed, hours = sum(not entry.ok for entry in group), sum(entry.seconds for entry in group) / 3600
         commits = ", ".join(dict.fromkeys(entry.commit for entry in group))
-        lines.append(f"{name:10} {len(group):7} {failed:7} {hours:7.2f}  {commits}")
+        lines.append(
+            f"{name:10} {len(group):7} {sum(entry.trials for entry in group):9,} {failed:7} {hours:7.2f}  {commits}"
+        )
     for entry in (entry for group in groups.values() for entry in group if not entry.ok):
         why = entry.error.strip().splitlines()
         lines += ["", f"{entry.replay}    # at {entry.commit}", *(f"    {line}" for line in why[-3:])]

@@ -16,7 +16,7 @@ from tests.nightly.runs import POINTS
 TOGETHER = 8
 
 
-def play(seed: int, folder: Path) -> None:
+def play(seed: int, folder: Path) -> int:
     dice = random.Random(seed)
     jobs = [drawn(dice) for _ in range(TOGETHER)]
     alone = [train(job) for job in jobs]
@@ -36,6 +36,7 @@ def play(seed: int, folder: Path) -> None:
         beside.join()
     wrong = [(job, found) for job, found, right in zip(jobs, together, alone, strict=True) if found != right]
     assert not wrong, f"{[(job, found if isinstance(found, Exception) else 'other bits') for job, found in wrong]}"
+    return TOGETHER
 
 
 def drawn(dice: random.Random) -> dict[str, Any]:

@@ -28,14 +28,18 @@ LINES, WIDTH = 12, 500  # of an error that are kept
 MOMENT = 2.0  # seconds to say where it stood
 
 
-def played(name: str, seed: int) -> str:
-    """Play one seed in a folder of its own; what went wrong, if anything."""
+Result = tuple[str, int]
+"""What went wrong with a seed, if anything, and how many trials it was."""
+
+
+def played(name: str, seed: int) -> Result:
+    """Play one seed in a folder of its own."""
     try:
         with tempfile.TemporaryDirectory(prefix=f"nightly-{name}-") as folder:
-            play_of(name)(seed, Path(folder))
+            trials = play_of(name)(seed, Path(folder))
     except Exception:
-        return traceback.format_exc()
-    return ""
+        return traceback.format_exc(), 1
+    return "", 1 if trials is None else trials
 
 
 def serve() -> None:
@@ -91,17 +95,17 @@ class Worker:
         """Readable when there is a result, or when the process has ended."""
         return int(self._pipe(self.process.stdout).fileno())
 
-    def result(self) -> str:
-        """What went wrong with the seed, if anything; a process that has ended is replaced."""
+    def result(self) -> Result:
+        """What came of the seed; a process that has ended is replaced."""
         line = self._pipe(self.process.stdout).readline()
         self.job = None
         if line:
-            error: str = json.loads(line)
-            return error
+            error, trials = json.loads(line)
+            return error, trials
         code = self.process.wait()
         return self._again(f"the process ended with {code}")
 
-    def stuck(self) -> str | None:
+    def stuck(self) -> Result | None:
         """What it says where it stands, if it has stood still for too long."""
         if self.job is None or self.job.seconds < self.limit:
             return None
@@ -109,13 +113,13 @@ class Worker:
         time.sleep(MOMENT)
         return self._again(f"it stood still for {self.limit:.0f} seconds")
 
-    def _again(self, why: str) -> str:
+    def _again(self, why: str) -> Result:
         self.end()
         self.job = None
         self._said.seek(0)
         said = self._said.read().decode(errors="replace")
         self._begin()
-        return f"{said[-4000:]}\n{why}"
+        return f"{said[-4000:]}\n{why}", 1
 
     def end(self) -> None:
         """It leaves by itself if it has nothing to do, and whatever it started goes with it."""
