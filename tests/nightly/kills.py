@@ -18,6 +18,7 @@ from pathlib import Path
 from cutlayer.cli.main import main
 from cutlayer.experiment import pool
 from cutlayer.registry import SCHEMES
+from cutlayer.report import curves
 from tests import forks
 from tests.forks import Forked, forked
 from tests.nightly.runs import Ended, ended, same, scratch
@@ -68,8 +69,10 @@ def words(scheme: str, protocol: str, runtime: str, out: Path) -> list[str]:
 
 
 def command(given: Sequence[str]) -> int:
-    """In a forked process, whose workers are forked from it and need not load torch again."""
+    """In a forked process, whose workers are forked from it and need not load torch again. Curves are not drawn: that
+    would be half of its time, and half of the kills would meet it."""
     os.environ["COLUMNS"] = "1000"
+    curves.png = lambda figure: b""  # type: ignore[assignment]
     pool._processes = lambda: multiprocessing.get_context("fork")  # type: ignore[assignment]
     return main(list(given))
 

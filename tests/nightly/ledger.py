@@ -82,9 +82,8 @@ def summary(entries: Iterable[Entry]) -> str:
     for name, group in sorted(groups.items()):
         failed, hours = sum(not entry.ok for entry in group), sum(entry.seconds for entry in group) / 3600
         commits = ", ".join(dict.fromkeys(entry.commit for entry in group))
-        lines.append(
-            f"{name:10} {len(group):7} {sum(entry.trials for entry in group):9,} {failed:7} {hours:7.2f}  {commits}"
-        )
+        trials = sum(entry.trials for entry in group)
+        lines.append(f"{name:10} {len(group):7} {trials:9,} {failed:7} {hours:7.2f}  {commits}")
     for entry in (entry for group in groups.values() for entry in group if not entry.ok):
         why = entry.error.strip().splitlines()
         lines += ["", f"{entry.replay}    # at {entry.commit}", *(f"    {line}" for line in why[-3:])]
