@@ -17,10 +17,11 @@ KEPT = HERE / "reproduced"
 
 
 def commit() -> str:
-    """The commit of this checkout; with a plus where files differ from it."""
+    """The commit of this checkout; with a plus where the code differs from it."""
+    code = ["status", "--porcelain", "--untracked-files=no", "../cutlayer", "*.py"]
     said = [
         subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
-        for words in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        for words in (["rev-parse", "--short=12", "HEAD"], code)
     ]
     return said[0] + "+" * bool(said[1])
 

@@ -17,10 +17,8 @@ from typing import Any
 
 from study import GLOBAL, MOMENTA, RATES, Studied, Study, set_aside
 
-from cutlayer.experiment import journal
 from cutlayer.report.measure import Measure
 from cutlayer.report.paired import difference
-from cutlayer.report.retime import WhatIf, retimed
 from cutlayer.report.summary import Outcome, Trained, tabulate
 
 PRIMARY = ("SMoFi + FedAvgM", "FedAvgM")
@@ -85,10 +83,11 @@ def methods(setting: str) -> list[Studied]:
 def show(study: Study, setting: str) -> None:
     """Print the table and the comparisons that were named beforehand; write is_it_fusion.json beside this file."""
     outcomes: dict[str, list[Outcome]] = {m.label: [] for m in methods(setting)}
+    runs = study.runs(setting)
     for m, seed, job in study.tests(setting):
-        if (job.folder / "summary.json").exists():
-            timed = retimed(job.folder, journal.read(job.folder / "journal.jsonl"), WhatIf(profile="lte"))
-            outcomes[m.label].append(Outcome(seed, timed, "complete"))
+        rounds = runs.rounds(job.folder)
+        if rounds:
+            outcomes[m.label].append(Outcome(seed, rounds, "complete" if len(rounds) == job.upto else "diverged"))
     found = tabulate([Trained(label, some) for label, some in outcomes.items()], Measure("last_ten"))
     rows = {row.label: row for row in found.rows}
     kept: dict[str, Any] = {"setting": setting, "primary": PRIMARY, "rows": {}, "differences": {}}
@@ -121,7 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     args = parser.parse_args()
-    study = Study(SETTINGS, methods, args.out, args.data_dir, args.jobs)
+    study = Study("fusion", SETTINGS, methods, args.out, args.data_dir, args.jobs)
     if SETTINGS[args.setting]["partition"]["name"] == "file" and args.what != "show":
         set_aside("femnist", 35, args.data_dir, args.out)
     if args.what == "tune":

@@ -17,7 +17,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from study import VALIDATION, Job, score, slug, train
+from study import KEPT as RUNS
+from study import VALIDATION, Job, Runs, slug
 
 from cutlayer.experiment import config as text
 
@@ -91,12 +92,13 @@ def trained(
             at = text.merge(changes, {"scheme": {"fade": point["momentum"]}}) if fade is not None else changes
             jobs.append(Job(text.merge(values, text.merge(at, {"optimizer": point})), folder, rounds))
             places.setdefault((label, k, task), []).append(folder)
-    train(jobs, args.jobs)
+    runs = Runs(args.out, RUNS / "own.jsonl")
+    runs.train(jobs, args.jobs)
     found: dict[str, Any] = {}
     for label in methods:
         tried = []
         for k, point in enumerate(some):
-            each = {t: statistics.fmean(score(f, rounds) for f in places[label, k, t]) for t in SETTINGS}
+            each = {t: statistics.fmean(runs.score(f, rounds) for f in places[label, k, t]) for t in SETTINGS}
             tried.append({**point, **each, "score": statistics.fmean(each.values())})
         found[label] = max(tried, key=lambda one: one["score"])
     return found

@@ -9,10 +9,13 @@ Of FEMNIST's writers and Shakespeare's roles, every third is set aside for the l
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -20,9 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from collect import commit
 
 import cutlayer as cl
+from cutlayer.core.files import write_aside
 from cutlayer.data.tasks import load_task
+from cutlayer.engine.records import Round
+from cutlayer.errors import Diverged
 from cutlayer.experiment import config as text
 from cutlayer.experiment import journal
 from cutlayer.experiment.experiment import Experiment
@@ -31,6 +38,9 @@ RATES, MOMENTA, GLOBAL = (0.01, 0.02, 0.05, 0.1), (0.0, 0.5, 0.9), (0.0, 0.3, 0.
 TUNED_WITH, TESTED_WITH = 100, (0, 1, 2, 3, 4)
 RUNGS = ((12, 4), (6, 8), (3, 15))  # successive halving: so many settings, up to so many rounds
 VALIDATION = 0.1
+KEPT = Path(__file__).with_name("studies")
+COLUMNS = ("accuracy", "loss", "sim_seconds", "drift_server")  # of a run's rounds, and its sums, that are kept
+TOTALS = ("participants", "bytes_up", "bytes_down", "macs_client", "macs_server", "seconds")
 Point = dict[str, float]
 
 
@@ -83,31 +93,82 @@ def advance(job: Job) -> None:
     rounds.close()  # type: ignore[attr-defined]
 
 
-def train(jobs: Sequence[Job], workers: int) -> None:
-    """Train these, a few at a time; what is there is not trained again."""
-    todo = [job for job in jobs if len(accuracies(job.folder)) < job.upto]
-    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        for number, _ in enumerate(pool.imap_unordered(_try, todo), start=1):
-            print(f"{number} of {len(todo)} runs", flush=True)
-
-
-def _try(job: Job) -> None:
-    try:
+def _try(job: Job) -> Job:
+    with suppress(Diverged):  # a setting that diverges has lost
         advance(job)
-    except Exception as error:  # a setting that diverges has lost
-        print(f"{job.folder}: {type(error).__name__}: {error}", flush=True)
+    return job
 
 
-def accuracies(folder: Path) -> list[float | None]:
-    path = folder / "journal.jsonl"
-    return [record.accuracy for record in journal.read(path)] if path.exists() else []
+@dataclass(frozen=True)
+class Runs:
+    """Runs in a folder, and what they have found in a file beside the program, a line for each. The file is committed,
+    so that a study goes on on another machine: a run that was trained there is not trained again."""
+
+    out: Path
+    kept: Path
+
+    def train(self, jobs: Sequence[Job], workers: int) -> None:
+        """Train these, a few at a time; what is there is not trained again."""
+        known = self.known()
+        todo = [job for job in jobs if not _enough(known.get(self.name(job.folder)), job)]
+        begin = time.monotonic()
+        with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
+            for number, job in enumerate(pool.imap_unordered(_try, todo), start=1):
+                self.keep(job)
+                minutes = (time.monotonic() - begin) / 60
+                print(f"{number} of {len(todo)} runs, {minutes:.1f} min: {self.name(job.folder)}", flush=True)
+
+    def name(self, folder: Path) -> str:
+        return folder.relative_to(self.out).as_posix()
+
+    def keep(self, job: Job) -> None:
+        """Write down what a run has found so far, in place of what it had found before."""
+        rounds = journal.read(job.folder / journal.FILE) if (job.folder / journal.FILE).exists() else []
+        line = {
+            **{"run": self.name(job.folder), "config": digest(job.values), "commit": commit()},
+            "diverged": len(rounds) < job.upto,
+            **{name: [_short(getattr(r, name)) for r in rounds] for name in COLUMNS},
+            **{name: sum(getattr(r, name) for r in rounds) for name in TOTALS},
+        }
+        lines = {**self.known(), line["run"]: line}
+        self.kept.parent.mkdir(exist_ok=True)
+        write_aside(self.kept, "".join(f"{json.dumps(lines[name])}\n" for name in sorted(lines)).encode())
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """What is written down, by the run's name."""
+        lines = map(json.loads, self.kept.read_text().splitlines()) if self.kept.exists() else ()
+        return {line["run"]: line for line in lines}
+
+    def rounds(self, folder: Path) -> list[Round]:
+        """The rounds of a run that are written down."""
+        found = self.known().get(self.name(folder), dict.fromkeys(COLUMNS, ()))
+        columns = zip(*(found[name] for name in COLUMNS), strict=True)
+        return [Round(n, **dict(zip(COLUMNS, values, strict=True))) for n, values in enumerate(columns, start=1)]
+
+    def score(self, folder: Path, upto: int) -> float:
+        """The mean accuracy of the last three tests up to a round; zero if the run did not get there."""
+        found = [record.accuracy for record in self.rounds(folder)[:upto]]
+        last = [value for value in found if value is not None][-3:]
+        return statistics.fmean(last) if len(found) == upto and last else 0.0
 
 
-def score(folder: Path, rounds: int) -> float:
-    """The mean accuracy of the last three rounds up to a round; zero if the run did not get there."""
-    found = accuracies(folder)[:rounds]
-    last = [value for value in found if value is not None][-3:]
-    return statistics.fmean(last) if len(found) == rounds and last else 0.0
+def _enough(line: Mapping[str, Any] | None, job: Job) -> bool:
+    """Whether a run was trained with these values, as far as it is to be."""
+    if line is None or line["config"] != digest(job.values):
+        return False
+    return bool(line["diverged"]) or len(line["accuracy"]) >= job.upto
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """A name for what is trained, wherever its files are."""
+    told = {key: value for key, value in values.items() if key != "data_dir"}
+    if told.get("partition", {}).get("name") == "file":
+        told["partition"] = {**told["partition"], "path": Path(told["partition"]["path"]).name}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
 
 
 def name_of(point: Point) -> str:
@@ -132,6 +193,7 @@ def set_aside(task: str, min_size: int, data_dir: str | None, out: Path) -> None
 class Study:
     """The settings by name, the methods of each, and where the runs are."""
 
+    name: str
     settings: Mapping[str, Mapping[str, Any]]
     methods: Callable[[str], Sequence[Studied]]
     out: Path
@@ -144,38 +206,44 @@ class Study:
             told["partition"] = {**told["partition"], "path": str((self.out / told["partition"]["path"]).absolute())}
         return {key: value for key, value in told.items() if value is not None}
 
+    def runs(self, setting: str) -> Runs:
+        return Runs(self.out / setting, KEPT / f"{self.name}-{setting}.jsonl")
+
     def tune(self, setting: str) -> dict[str, Point]:
         """Choose each method's values by successive halving, with the same budget for every method."""
-        alive = {m.label: m.points() for m in self.methods(setting)}
+        alive, runs = {m.label: m.points() for m in self.methods(setting)}, self.runs(setting)
         chosen, scores = {}, []
         for settings, rounds in RUNGS:
             jobs = []
             for m in self.methods(setting):
                 for point in alive[m.label][:settings]:
                     values = self.base(setting, rounds=RUNGS[-1][1], seed=TUNED_WITH, validation=VALIDATION)
-                    folder = self.out / setting / "tuning" / slug(m.label) / name_of(point)
+                    folder = runs.out / "tuning" / slug(m.label) / name_of(point)
                     jobs.append(Job(text.merge(values, m.values(point)), folder, rounds))
-            train(jobs, self.workers)
+            runs.train(jobs, self.workers)
             for m in self.methods(setting):
-                where = self.out / setting / "tuning" / slug(m.label)
-                ranked = sorted(alive[m.label][:settings], key=lambda p, at=where: -score(at / name_of(p), rounds))
-                scores += [
-                    {"method": m.label, **p, "round": rounds, "score": score(where / name_of(p), rounds)}
-                    for p in ranked
-                ]
-                alive[m.label] = ranked
-                chosen[m.label] = ranked[0]
-        (self.out / setting / "tuned.json").write_text(json.dumps({"chosen": chosen, "scores": scores}, indent=1))
+                where = runs.out / "tuning" / slug(m.label)
+                found = [(runs.score(where / name_of(p), rounds), p) for p in alive[m.label][:settings]]
+                found.sort(key=lambda one: -one[0])
+                scores += [{"method": m.label, **p, "round": rounds, "score": score} for score, p in found]
+                alive[m.label] = [p for _, p in found]
+                chosen[m.label] = alive[m.label][0]
+        lines = ",\n  ".join(map(json.dumps, scores))
+        self.tuned(setting).write_text(f'{{"chosen": {json.dumps(chosen, indent=1)},\n "scores": [\n  {lines}]}}\n')
         return chosen
+
+    def tuned(self, setting: str) -> Path:
+        """The file with the values that were chosen."""
+        return KEPT / f"{self.name}-{setting}-tuned.json"
 
     def tests(self, setting: str) -> Iterator[tuple[Studied, int, Job]]:
         """The runs that are tested, with the values that were chosen."""
-        chosen = json.loads((self.out / setting / "tuned.json").read_text())["chosen"]
+        chosen = json.loads(self.tuned(setting).read_text())["chosen"]
         for seed in TESTED_WITH:
             for m in self.methods(setting):
                 values = text.merge(self.base(setting, seed=seed), m.values(chosen[m.label]))
-                folder = self.out / setting / "test" / slug(m.label) / f"seed-{seed}"
+                folder = self.runs(setting).out / "test" / slug(m.label) / f"seed-{seed}"
                 yield m, seed, Job(values, folder, int(self.settings[setting]["rounds"]))
 
     def test(self, setting: str) -> None:
-        train([job for *_, job in self.tests(setting)], self.workers)
+        self.runs(setting).train([job for *_, job in self.tests(setting)], self.workers)
