@@ -132,6 +132,18 @@ def load(run: Path, like: Global, last: int) -> Global | None:
     return None
 
 
+def check(run: Path) -> None:
+    """Raise if the newest checkpoint is damaged; a run without any is none the worse."""
+    for _, path in _numbered(run / FOLDER)[-1:]:
+        try:
+            manifest = _sealed_manifest(path)
+            _unpacked(path / WEIGHTS, manifest["weights"])
+            for entry in manifest["owned"].values():
+                _unpacked(_copies(path.parent, entry["file"])[0], entry["seal"])
+        except (OSError, ValueError, KeyError, TypeError, StoreError) as error:
+            raise StoreError(f"checkpoint {path} is damaged: {error}; written again") from error
+
+
 def began_with(run: Path, state: Global) -> bool:
     """Whether `state`, built anew, equals the run's first checkpoint; also True if too little of that is left."""
     left = run / FOLDER / f"{0:06d}"

@@ -103,6 +103,7 @@ def done(path: Path) -> bool:
                 _check(file)
             if not journal.whole(path / journal.FILE):
                 raise StoreError(f"{path / journal.FILE}: damaged; written again")
+            checkpoint.check(path)
     except StoreError as error:
         warnings.warn(str(error), Restored, stacklevel=2)
         return False

@@ -200,19 +200,28 @@ def test_undoing_changes_undoes_those_of_its_runs(compared: Path, tmp_path: Path
     assert sha(run_of(out)) == sha(run_of(compared))
 
 
-@pytest.mark.parametrize("file", [*run_directory.MODELS, "journal.jsonl"])
+@pytest.mark.parametrize("file", [*run_directory.MODELS, "journal.jsonl", "manifest.json", "global.safetensors"])
 @pytest.mark.parametrize("damage", ["flip", "gone"])
 @pytest.mark.filterwarnings(
-    "ignore::cutlayer.experiment.journal.DamagedJournal", "ignore::cutlayer.experiment.journal.TornJournal"
+    "ignore::cutlayer.experiment.journal.DamagedJournal",
+    "ignore::cutlayer.experiment.journal.TornJournal",
+    "ignore::cutlayer.experiment.checkpoint.DamagedCheckpoint",
 )
 def test_a_complete_run_whose_weights_or_rounds_are_damaged_is_not_done(
     compared: Path, tmp_path: Path, file: str, damage: str
 ) -> None:
     out = shutil.copytree(compared, tmp_path / "out")
     assert pool.done(run_of(out))
-    path = run_of(out) / file
+    (path,) = (one for one in run_of(out).rglob(file) if one.parent.name not in ("checkpoints", "000001"))
+    whole = path.read_bytes()
     flip(path, -1) if damage == "flip" else path.unlink()
-    with pytest.warns(Restored, match=f"{file}: .*; written again"):
+    with pytest.warns(Restored, match=f"({file}|checkpoint .*): .*; written again"):
         assert not pool.done(run_of(out))
     pool._work(text.dump(comparison.read(out).config(method("fedavg"), 0)), str(run_of(out)))
-    assert path.read_bytes() == (run_of(compared) / file).read_bytes()
+    assert path.read_bytes() == whole and pool.done(run_of(out))
+
+
+def test_a_complete_run_needs_no_checkpoints(compared: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(compared, tmp_path / "out")
+    shutil.rmtree(run_of(out) / "checkpoints")
+    assert pool.done(run_of(out))
