@@ -34,7 +34,8 @@ from cutlayer.data.schedule import Indices, MicroBatch
 from cutlayer.data.source import Source
 from cutlayer.errors import ClientError, CutlayerError
 from cutlayer.nn.cut import takes_beside
-from cutlayer.nn.flat import Rows, differentiate
+from cutlayer.nn.flat import Rows
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.nested import Inputs, ordered, parted
 from cutlayer.optim.accumulate import Accumulated
 from cutlayer.optim.local import clip, clips, clips_regularised, joint, regularise, squared

@@ -18,7 +18,8 @@ from cutlayer.core.randomness import stacked_randomness
 from cutlayer.core.threads import Workers
 from cutlayer.data.source import Source
 from cutlayer.data.views import take_together
-from cutlayer.nn.flat import Half, Rows, Views, differentiate
+from cutlayer.nn.flat import Half, Rows, Views
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.nested import Inputs, ordered, parted, stacked
 from cutlayer.nn.stacked import Stacks, together
 from cutlayer.optim.local import clips

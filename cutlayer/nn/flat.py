@@ -306,31 +306,6 @@ class Rows:
         return self.half.leaves(self.views[j], stage)
 
 
-def differentiate(
-    out: Tensor,
-    parts: Sequence[Views],
-    grad: Tensor | None = None,
-    inputs: Sequence[Tensor] = (),
-    again: bool = False,
-) -> list[Tensor]:
-    """Write the gradients of `out` into the gradient rows of `parts`, replacing what was there; return those of
-    `inputs`. `again`: keep the graph for another backward pass."""
-    twice = [pair for part in parts for pair in part.again]
-    wanted = [*(leaf for part in parts for leaf in part.w), *(leaf for leaf, _ in twice), *inputs]
-    if any(not t.requires_grad for t in inputs):  # a frozen front needs none
-        assert len(inputs) == 1, "one tensor crosses a cut with a gradient"
-        return [*differentiate(out, parts, grad, (), again), torch.zeros_like(inputs[0])]
-    places = [place for part in parts for place in part.g]
-    learns = wanted and out.requires_grad  # a front may have no parameters
-    found = torch.autograd.grad(out, wanted, grad, again, allow_unused=True) if learns else [None] * len(wanted)
-    fresh = [torch.zeros_like(like) if g is None else g for like, g in zip(wanted, found, strict=True)]
-    if places:
-        torch._foreach_copy_(places, fresh[: len(places)])
-    for (_, place), g in zip(twice, fresh[len(places) :], strict=False):
-        place += g
-    return fresh[len(places) + len(twice) :]
-
-
 def half(model: nn.Module, which: Sequence[int], device: torch.device, style: Style | None = None) -> Half:
     """Return the half of a model that consists of the blocks `which`, given in the order of their weights.
 

@@ -16,7 +16,8 @@ from torch.func import vmap
 from torch.nn import functional
 
 from cutlayer.core.randomness import OwnRandomness, StackedRandomness
-from cutlayer.nn.flat import Half, Rows, Vectors, Views, differentiate
+from cutlayer.nn.flat import Half, Rows, Vectors, Views
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.nested import Inputs, each, parted, stacked
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -14,7 +14,8 @@ from cutlayer.clients.messages import Address, Attached, CutGrad, Smashed
 from cutlayer.core.devices import onto
 from cutlayer.core.randomness import forward_randomness, stacked_randomness
 from cutlayer.core.threads import Workers
-from cutlayer.nn.flat import Half, Rows, Views, differentiate
+from cutlayer.nn.flat import Half, Rows, Views
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.nested import Inputs, each, parted, tensors, unbound
 from cutlayer.nn.stacked import Stack, Stacks, each_loss, together
 from cutlayer.schemes.calibrate import Calibrated

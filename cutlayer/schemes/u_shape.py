@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Features, Smashed
-from cutlayer.nn.flat import Rows, Views, differentiate
+from cutlayer.nn.flat import Rows, Views
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.nested import each, parted
 from cutlayer.schemes.autograd import Passes, joined, taken
 

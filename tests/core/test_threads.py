@@ -18,7 +18,8 @@ import cutlayer as cl
 from cutlayer.core import threads as module
 from cutlayer.core.group import ONE_PROCESS
 from cutlayer.core.threads import Workers, torch_threads
-from cutlayer.nn.flat import Half, Rows, Vectors, differentiate, half
+from cutlayer.nn.flat import Half, Rows, Vectors, half
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.stacked import Stack
 from cutlayer.optim.averaging import average, drift
 from cutlayer.optim.local import fedprox_fednar

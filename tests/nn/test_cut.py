@@ -15,7 +15,8 @@ from torch.nn import functional
 
 import cutlayer as cl
 from cutlayer.nn.cut import Layout, blocks_of, cut_range
-from cutlayer.nn.flat import Rows, differentiate, half
+from cutlayer.nn.flat import Rows, half
+from cutlayer.nn.gradients import differentiate
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 SGD = cl.SGD(lr=0.1, momentum=0.9, weight_decay=0.05)

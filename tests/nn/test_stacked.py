@@ -24,7 +24,8 @@ from cutlayer.engine import backend
 from cutlayer.experiment import config as text
 from cutlayer.experiment.experiment import Experiment
 from cutlayer.nn import stacked as stack
-from cutlayer.nn.flat import Rows, differentiate, half
+from cutlayer.nn.flat import Rows, half
+from cutlayer.nn.gradients import differentiate
 from cutlayer.nn.stacked import KEEP, SIZE, Stack, Stacks, each_loss, stacked, together, unstackable
 from tests.experiment.test_resume import BASE, finish, interrupted, sha
 
