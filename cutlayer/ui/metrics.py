@@ -7,10 +7,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,6 +26,8 @@ from cutlayer.network.server.service import Service
 from cutlayer.network.transport import free
 
 SECONDS = 10.0  # for a request
+CONNECTIONS = 32  # at a time; more are closed at once, so that they take no descriptors from the run
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -56,10 +61,9 @@ def shown(experiment: Experiment, service: Service, place: str) -> Iterator[str]
             """Log nothing: a request is not worth a line."""
 
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
+        server = Bounded((host.strip("[]"), int(port)), Handler)
     except OSError as error:
         raise ContractError(f"metrics = {place!r}: {error}; expected HOST:PORT that is free") from error
-    server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="cutlayer-metrics", daemon=True)
     thread.start()
     try:
@@ -68,6 +72,30 @@ def shown(experiment: Experiment, service: Service, place: str) -> Iterator[str]
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+class Bounded(ThreadingHTTPServer):
+    """Answers a few requests at a time. A reader that hangs up is no error."""
+
+    daemon_threads = True
+
+    def __init__(self, *given: Any) -> None:
+        self._room = threading.Semaphore(CONNECTIONS)
+        super().__init__(*given)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("metrics: %s: %s", type(error).__name__, error)
 
 
 def health(experiment: Experiment, service: Service) -> tuple[bool, dict[str, object]]:

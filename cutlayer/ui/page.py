@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -19,6 +20,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cutlayer.errors import ContractError, expect
 from cutlayer.experiment.experiment import Experiment
@@ -26,6 +28,8 @@ from cutlayer.network.server.service import Service
 from cutlayer.network.transport import free
 
 HOST = "127.0.0.1"
+CONNECTIONS = 32  # at a time; more are closed at once, so that they take no descriptors from the run
+SILENCE = 10.0  # seconds in which a new connection must say something
 NOTHING_FROM_ELSEWHERE = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
 
@@ -39,7 +43,8 @@ def check(port: int) -> None:
 def shown(experiment: Experiment, service: Service, port: int) -> Iterator[str]:
     """Serve the page while the context lasts; yield its address."""
     check(port)
-    server = uvicorn.Server(uvicorn.Config(app(experiment, service), HOST, port, log_level="critical", lifespan="off"))
+    given = uvicorn.Config(app(experiment, service), HOST, port, http=Bounded, log_level="critical", lifespan="off")
+    server = uvicorn.Server(given)
     thread = threading.Thread(target=server.run, name="cutlayer-ui", daemon=True)
     thread.start()
     until = time.monotonic() + 10
@@ -53,6 +58,17 @@ def shown(experiment: Experiment, service: Service, port: int) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(5)
+
+
+class Bounded(H11Protocol):
+    """A connection that is closed where there are too many, or where it says nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(SILENCE, self.timeout_keep_alive_handler)
 
 
 def app(experiment: Experiment, service: Service) -> Starlette:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import json
+import socket
+import struct
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +36,25 @@ def asked(address: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def test_silent_readers_take_few_descriptors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics, "CONNECTIONS", 4)
+    with metrics.shown(*run(), "127.0.0.1:0") as address, ExitStack() as stack:
+        host, port = address.removeprefix("http://").partition("/")[0].split(":")
+        silent = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(9)]
+        closed = [one for one in silent[4:] if one.recv(1) == b""]
+        assert len(closed) == 5
+        for one in silent[:4]:  # hangs up: no error
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+        status = 0
+        while status != 200:
+            with suppress(OSError):
+                status = asked(address)[0]
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_figures() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,20 @@ def test_page_and_state_are_served(page: str, hosted: Hosted, watched: Any) -> N
     assert json.loads(said) == json.loads(json.dumps(ui.state(watched, hosted.service)))
     for path in ("/docs", "/openapi.json", "/../etc/passwd", "/page.html", "/checkpoints"):
         assert get(page + path)[0] == 404, path
+
+
+def test_silent_connections_take_few_descriptors(hosted: Hosted, watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "CONNECTIONS", 4)
+    monkeypatch.setattr(ui, "SILENCE", 0.5)
+    with ui.shown(watched, hosted.service, 0) as address, ExitStack() as stack:
+        port = int(address.rpartition(":")[2])
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(9)]
+        for one in silent:  # too many are closed at once, the others when they have said nothing for a while
+            one.settimeout(SOON)
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+        with urllib.request.urlopen(f"{address}/state", timeout=SOON) as answer:
+            assert answer.status == 200
 
 
 def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
