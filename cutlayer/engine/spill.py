@@ -17,6 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cutlayer.clients.state import Owner
+from cutlayer.core.files import persistently
 from cutlayer.core.sealed import pack, unpack
 from cutlayer.errors import StoreError
 
@@ -56,11 +57,7 @@ class OwnedState:
     def spill(self, folder: Path) -> None:
         """Put the tensors on disk, in a file that is removed together with this object."""
         content = self.bytes()
-        with _SPILLING:
-            handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-        self._tensors, self._path = None, Path(name)
+        self._tensors, self._path = None, persistently(lambda: _written(folder, content), folder)
         weakref.finalize(self, _remove, self._path)
 
 
@@ -113,6 +110,19 @@ def sweep() -> None:
     _SPILLING.acquire()  # never released, so that no thread makes a folder or spills any more
     for folder in list(_FOLDERS):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(folder: Path, content: bytes) -> Path:
+    """Write a new file into the folder; leave none where that fails."""
+    with _SPILLING:
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+        except OSError:
+            _remove(Path(name))
+            raise
+    return Path(name)
 
 
 def _clear(folder: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
+from cutlayer.core import files
 from cutlayer.engine import spill
 from cutlayer.engine.spill import OwnedState, SpillCache
 from cutlayer.optim.memory import Moments
@@ -302,6 +303,21 @@ def test_a_process_that_ends_makes_no_folder_after_the_sweep(tmp_path: Path, mon
     finally:
         lock.release()
         thread.join()
+
+
+def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors, real = [OSError(28, "No space left on device")] * 3, tempfile.mkstemp
+
+    def full(*given: Any, **more: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(*given, **more)
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    monkeypatch.setattr(files, "NAP", 0.001)
+    state = OwnedState(1, {"w": torch.ones(3)})
+    state.spill(tmp_path)
+    assert torch.equal(state.open()["w"], torch.ones(3)) and state.in_memory == 0 and not errors
 
 
 def test_personal_models_are_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
