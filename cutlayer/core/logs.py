@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cutlayer.errors import ContractError, StoreError
@@ -31,22 +31,35 @@ def set_up(form: str = "text", file: str | Path | None = None, quiet: bool = Fal
     handlers: list[logging.Handler] = [Lines()]
     handlers[0].setLevel(logging.WARNING if quiet else logging.INFO)
     if file is not None:
-        from logging.handlers import RotatingFileHandler  # imported here because it loads a lot
+        from cutlayer.core.log_file import LogFile  # imported here because it loads a lot
 
         try:
-            handlers.append(RotatingFileHandler(file, maxBytes=SIZE, backupCount=FILES, encoding="utf-8"))
+            handlers.append(LogFile(file, maxBytes=SIZE, backupCount=FILES, encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StoreError(f"log_file = {str(file)!r}: cannot be written: {error}") from error
     root = logging.getLogger(ROOT)
     for old in root.handlers[:]:
         root.removeHandler(old)
-        old.close()
+        with suppress(OSError):  # a full disk
+            old.close()
     sparing = Sparing()
     for handler in handlers:
         handler.setFormatter(Json() if form == "json" else Text())
         handler.addFilter(sparing)
         root.addHandler(handler)
     root.setLevel(logging.INFO)
+
+
+def tell(level: int, line: str) -> None:
+    """Say on standard error how a command ends, or what is wrong: as a line of the log where that is JSON, otherwise as
+    it is. It goes into the log file as well."""
+    record = logging.LogRecord(ROOT, level, "", 0, line, None, None)
+    handlers = logging.getLogger(ROOT).handlers
+    if not any(isinstance(handler, Lines) and isinstance(handler.formatter, Json) for handler in handlers):
+        print(f"cutlayer: {line}", file=sys.stderr)
+        handlers = [handler for handler in handlers if not isinstance(handler, Lines)]
+    for handler in handlers:
+        handler.handle(record)
 
 
 @contextmanager

@@ -91,6 +91,27 @@ def test_the_file_is_renamed_when_it_is_large(monkeypatch: pytest.MonkeyPatch, t
     assert set(sizes) == {"log", *(f"log.{k}" for k in range(1, logs.FILES + 1))} and max(sizes.values()) <= 1000
 
 
+def test_a_full_disk_loses_lines_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up(file="/dev/full", quiet=True)
+    for n in range(3):
+        log.info("round %d", n)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "cutlayer: warning: /dev/full: cannot be written: [Errno 28] No space left on device"
+    logs.set_up()  # closes it
+
+
+@pytest.mark.parametrize("form", logs.FORMATS)
+def test_how_a_command_ends_is_in_its_log(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "log", tmp_path / "x"
+    words = ["run", "--log-format", form, "--log-file", str(file), "--out", str(out), "--clients", "-3"]
+    assert main(words) == 2
+    said, (kept,) = capsys.readouterr().err.splitlines()[-1], file.read_text().splitlines()
+    if form == "text":
+        assert said.startswith("cutlayer: error: clients = -3") and kept.partition(" ERROR ")[2] in said
+    else:
+        assert said == kept and json.loads(said)["event"].startswith("error: clients = -3")
+
+
 def test_what_cannot_be_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ContractError, match="log_format = 'xml': expected 'text' or 'json'"):
         logs.set_up("xml")
