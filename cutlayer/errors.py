@@ -34,6 +34,10 @@ class FrameError(ContractError):
     """Bytes from another machine are not what was agreed; none of them have been used."""
 
 
+class Garbled(FrameError):
+    """A frame was damaged on its way: its checksum differs."""
+
+
 class ClientError(CutlayerError):
     """A client's model, loss or data set raised an error, which is the cause (`__cause__`) of this one."""
 

@@ -18,7 +18,7 @@ from cutlayer.clients.messages import Loss
 from cutlayer.core import sealed
 from cutlayer.core.files import as_path
 from cutlayer.data.source import Source
-from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, TransportError, expect
+from cutlayer.errors import AuthError, ContractError, Diverged, FrameError, Garbled, TransportError, expect
 from cutlayer.network.client.session import ClientSession, Terms
 from cutlayer.network.client.store import ClientStore
 from cutlayer.network.protocol.contract import agreed
@@ -89,12 +89,13 @@ class Workplace:
 class ClientLoop:
     """One client of a run. Calling it takes part until the run ends."""
 
-    def __init__(self, peer: Peer, workplace: Workplace, say: Say = lambda line: None) -> None:
+    def __init__(self, peer: Peer, workplace: Workplace, say: Say = lambda line: None, warn: Say | None = None) -> None:
+        """`say` and `warn` are told what happens; `warn`, by default `say`, what somebody should do something about."""
         self.peer, self.workplace, self.say = peer, workplace, say
         self.server = peer.server
         self.watched = None if peer.certs is None else Watched(as_path("certs", peer.certs), peer.name, say)
         self.name = peer.name if self.watched is None else self.watched.held.name
-        self._remind = Reminders(say)
+        self._remind = Reminders(warn or say)
         identity.check_name(self.name)
         self.remote: ClientSession | None = None
         self.welcome: Welcome | None = None
@@ -103,20 +104,21 @@ class ClientLoop:
         pauses, alone = waits(), time.monotonic()
         while True:
             who = None if self.watched is None else self.watched.proven()
-            self._remind("", None if who is None else identity.warning(who))
+            self._warn_of_end()
             line, there = self.peer.dial(self.server, who), False
             try:
                 self._greet(line)
                 pauses, there = waits(), True
                 while (frame := line.receive()).kind != "Bye":
                     self._answer(line, frame)
+                    alone = time.monotonic()
                 return self._end(frame)
-            except FrameError as error:
-                raise FrameError(f"{self.server}: it sent {error}") from error
-            except Gone as error:
+            except (Gone, FrameError) as error:
+                if isinstance(error, FrameError) and not isinstance(error, Garbled):
+                    raise FrameError(f"{self.server}: it sent {error}") from error
                 if self.remote is not None:
                     self.remote.anew()
-                if there:
+                if there and isinstance(error, Gone):
                     alone = time.monotonic()
                 unwelcome = self.welcome is None and CLOSED in str(error)
                 if unwelcome and who is None and speaks_tls(self.server):
@@ -129,6 +131,11 @@ class ClientLoop:
                 time.sleep(pause)
             finally:
                 line.close()
+
+    def _warn_of_end(self) -> None:
+        """Warn if our certificate ends soon, at most once a day."""
+        if self.watched is not None:
+            self._remind("", identity.warning(self.watched.held))
 
     def _greet(self, line: Line) -> None:
         welcome: Welcome = read(line.greet(words(Hello(name=self.name))), Welcome)
@@ -172,6 +179,7 @@ class ClientLoop:
                 self.say(f"round {said['address'][0]}: reported")
         if remote.round != before:
             self.say(f"round {remote.round}: {remote.steps} steps")
+            self._warn_of_end()
         line.reader.limit = remote.limit
 
     def _end(self, frame: Frame) -> Joined:

@@ -3,12 +3,13 @@ later plan says that the round counts."""
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from cutlayer.clients.state import NOTHING, ClientState
 from cutlayer.core.files import persistently, write_aside
 from cutlayer.core.sealed import pack, unpack
-from cutlayer.errors import StoreError
+from cutlayer.errors import Restored, StoreError
 
 
 class ClientStore:
@@ -24,9 +25,13 @@ class ClientStore:
         wrong: Exception | None = None
         for path in self._paths(confirmed):
             try:
-                return ClientState.read(unpack(path.read_bytes())[0])
+                found = ClientState.read(unpack(path.read_bytes())[0])
             except (OSError, StoreError, KeyError) as error:
                 wrong = wrong or error
+                continue
+            if wrong is not None:
+                warnings.warn(f"{self._paths(confirmed)[0]}: {wrong}; read from its copy", Restored, stacklevel=2)
+            return found
         raise StoreError(
             f"{self._paths(confirmed)[0]}: the server goes on from round {confirmed}, and what this client kept of it "
             f"cannot be read: {wrong}"

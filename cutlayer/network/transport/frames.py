@@ -20,7 +20,7 @@ import zstandard
 from torch import Tensor
 
 from cutlayer.core.pack import is_channels_last
-from cutlayer.errors import FrameError
+from cutlayer.errors import FrameError, Garbled
 from cutlayer.network.transport import Code
 
 VERSION = 2
@@ -148,7 +148,7 @@ def decoded(blob: bytearray, limit: int) -> Frame:
         raise FrameError(f"a header that cannot be read: {error}") from error
     body = memoryview(blob)[LENGTH.size + size :]
     if head.check is not None and _crc([memoryview(blob)[LENGTH.size : LENGTH.size + size - CRC], body]) != head.check:
-        raise FrameError("damaged on its way: the checksum differs")
+        raise Garbled("damaged on its way: the checksum differs")
     for spec in head.tensors:
         _check(spec)
     wanted = sum(spec.nbytes for spec in head.tensors)

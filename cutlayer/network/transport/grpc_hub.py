@@ -44,6 +44,7 @@ class GrpcConnection(Connection):
 
     def __init__(self, name: str, reader: Reader, check: bool) -> None:
         super().__init__(name, reader, check)
+        self.cert: bytes | None = None  # what it has shown
         self.loop = asyncio.get_running_loop()
         self.out: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.room = asyncio.Semaphore(UNREAD)
@@ -98,7 +99,11 @@ class GrpcHub(Hub):
 
     def look(self) -> int:
         """A connection without an accepted certificate, or a silent one, never becomes a stream. Compare the streams
-        with the connections as they were at the last look, so that a client that is just dialling is not counted."""
+        with the connections as they were at the last look, so that a client that is just dialling is not counted. Also
+        warn of certificates of streams that have stood for long, if they end soon."""
+        for name, session in list(self.sessions.items()):
+            if isinstance(session, GrpcConnection) and session.cert is not None:
+                self._remind(name, client_warning(session.cert))
         ended = self._connections_before - self.counts["streams"]
         new = ended - self.counts["refused: connection"]
         if new > 0:
@@ -147,11 +152,9 @@ class GrpcHub(Hub):
         self.counts["streams"] += 1
         try:
             session, answer = await self._greeted(reader, context)
-        except (ContractError, FrameError, TimeoutError) as error:
-            words = {"why": plain(error, 1000) or "no greeting in time"}
-            self._refused(
-                context, words["why"], "greeting" if isinstance(error, FrameError | TimeoutError) else "client"
-            )
+        except (ContractError, FrameError) as error:
+            words = {"why": plain(error, 1000)}
+            self._refused(context, words["why"], "greeting" if isinstance(error, FrameError) else "client")
             for piece in written("Refused", words):
                 await context.write(piece)
             return
@@ -185,12 +188,15 @@ class GrpcHub(Hub):
 
     async def _greeted(self, reader: Reader, context: Any) -> tuple[GrpcConnection, dict[str, Any]]:
         frame = None
-        async with asyncio.timeout(PATIENCE):
-            while frame is None:
-                piece = await context.read()
-                if piece is grpc.aio.EOF:
-                    raise FrameError("the stream ended before a greeting")
-                frame = reader.read(piece)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while frame is None:
+                    piece = await context.read()
+                    if piece is grpc.aio.EOF:
+                        raise FrameError("the stream ended before a greeting")
+                    frame = reader.read(piece)
+        except TimeoutError as error:  # its machine was suspended, or a proxy holds it up
+            raise Later("greeting", "no greeting in time") from error
         hello_of(frame)
         if self.identity is None:
             name = str(frame.words.get("name", ""))
@@ -198,9 +204,10 @@ class GrpcHub(Hub):
             names = context.auth_context().get("x509_common_name", [b""])
             name = names[0].decode(errors="replace")
         answer = self._admitted(name, frame)
-        for pem in context.auth_context().get("x509_pem_cert", [])[:1]:
-            self._remind(name, client_warning(pem))
-        return GrpcConnection(name, reader, self.identity is None), answer
+        session = GrpcConnection(name, reader, self.identity is None)
+        for session.cert in context.auth_context().get("x509_pem_cert", [])[:1]:
+            self._remind(name, client_warning(session.cert))
+        return session, answer
 
     async def _incoming(self, session: GrpcConnection, context: Any) -> None:
         """Receive what a client sends; end its stream at the first error."""
@@ -214,6 +221,7 @@ class GrpcHub(Hub):
         except FrameError as error:
             why = f"it sent {error}"
             self.counts["refused: frame"] += 1
+            log.warning("%s: its stream is ended: %s", session.name, why)
         except (grpc.RpcError, grpc.aio.UsageError) as error:
             why = f"its stream broke: {type(error).__name__}"
         self._ended(session, why)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import cutlayer as cl
-from cutlayer.network.client.loop import Joined
+from cutlayer.errors import FrameError, Garbled
+from cutlayer.network.client.loop import ClientLoop, Joined, Peer, Workplace
 from cutlayer.network.transport import dial
+from cutlayer.network.transport.line import Gone, Line
 from tests.network.harness import NAMES, SOON, certs, network, play, rows
 from tests.network.hostile_client import unhurried
 from tests.network.proxy import FAULTS, Proxy
@@ -17,6 +19,31 @@ from tests.network.test_bits import same
 
 DATA = rows((8, 12, 9))
 BASE: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1, "scheme": "smofi"}
+
+
+def test_a_frame_that_was_damaged_on_its_way_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dial, "FIRST", 0.02)
+    met: list[Exception] = [Garbled("damaged on its way"), Gone("closed"), FrameError("nonsense")]
+
+    class Bad(Line):
+        def __init__(self, server: str, who: Any) -> None:
+            super().__init__(check=True)
+
+        def greet(self, words: dict[str, Any]) -> Any:
+            raise met.pop(0)
+
+        def receive(self) -> Any: ...
+        def close(self) -> None: ...
+        def _put(self, piece: bytes) -> None: ...
+
+    said: list[str] = []
+    peer = Peer("127.0.0.1:9", name="a", patience=SOON, dial=Bad)
+    with pytest.raises(FrameError, match="it sent nonsense"):
+        ClientLoop(peer, Workplace(lambda welcome: (network(), rows()[0]), tmp_path), said.append)()  # type: ignore
+    assert met == [] and [line.rpartition(";")[0] for line in said] == [
+        "127.0.0.1:9: damaged on its way",
+        "127.0.0.1:9: closed",
+    ]
 
 
 @pytest.mark.parametrize("name", FAULTS)
