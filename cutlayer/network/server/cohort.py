@@ -38,6 +38,7 @@ AHEAD = 4  # frames a client may send before they are asked for: its next step o
 SHORT = ("Features", "CutGrad")  # messages that `code` may shorten, with loss of precision
 log = logging.getLogger(__name__)
 TICK = 0.5  # seconds between checks of the clock while waiting for clients
+LOOK = 5.0  # seconds between two looks at connections that ended before a greeting, while it waits
 
 
 @dataclass
@@ -116,7 +117,7 @@ class NetCohort(Cohort):
         for name in revoked & {session.name for session in self.roster.sessions.values()}:
             self._revoke(name)
         if self.roster.fixed:
-            self._wait(len(self.roster.entries), self.grace)
+            self._wait(sum(entry.name not in revoked for entry in self.roster.entries), self.grace)
         else:
             self._wait(rules.least, math.inf)
             self.roster.fix()
@@ -129,8 +130,12 @@ class NetCohort(Cohort):
 
     def _wait(self, clients: int, seconds: float) -> None:
         """Wait until so many clients are connected, or so many seconds have passed."""
-        until = time.monotonic() + seconds
-        while len(self.roster.connected) < clients and time.monotonic() < until:
+        now = time.monotonic()
+        until, look = now + seconds, now + LOOK
+        while len(self.roster.connected) < clients and (now := time.monotonic()) < until:
+            if now > look:
+                self.hub.look()
+                look = now + LOOK
             self.status = f"waiting for clients: {len(self.roster.connected)} of {clients} are there"
             self._handle(self.hub.next(TICK))
 
@@ -140,7 +145,10 @@ class NetCohort(Cohort):
 
     def _revoke(self, name: str) -> None:
         for session in [session for session in self.roster.sessions.values() if session.name == name]:
-            session.send("Refused", {"why": f"client {name}: its certificate has been revoked"})
+            why = f"client {name}: its certificate has been revoked"
+            self.hub.counts["refused: revoked"] += 1
+            log.warning("%s; its stream is ended", why)
+            session.send("Refused", {"why": why})
             session.close()
             self.roster.went(session)
 

@@ -8,18 +8,27 @@ import shutil
 import socket
 import ssl
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import cutlayer as cl
+from cutlayer.clients.cohort import Availability
 from cutlayer.errors import StoreError
 from cutlayer.network.client.loop import Joined
+from cutlayer.network.server.cohort import NetCohort, Patience, Rules
+from cutlayer.network.server.roster import Entry
 from cutlayer.network.transport import identity, renewal
 from cutlayer.network.transport.dial import GrpcLine
-from cutlayer.network.transport.grpc_hub import GrpcHub
+from cutlayer.network.transport.grpc_hub import GrpcHub, log
 from cutlayer.network.transport.hub import Hub
 from cutlayer.network.transport.line import Gone, Refused
+from cutlayer.network.transport.reload import Reminders
 from tests.network.harness import NAMES, SOON, certs, network, play, rows
 
 BASE = {"cut": 0, "rounds": 1, "batch_size": 4, "local_epochs": 1, "scheme": "smofi"}
@@ -75,6 +84,58 @@ def test_a_certificate_that_ends_soon_is_in_the_log_of_both(tmp_path: Path, capl
     assert f"client {NAMES[0]}: its certificate ends in" in caplog.text
     assert f"{folder / 'server'}: its certificate ends in" in caplog.text
     assert f"client {NAMES[1]}" not in caplog.text
+
+
+def test_a_standing_stream_is_warned_of_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = shutil.copytree(certs(), tmp_path / "certs")
+    renewal.renew(folder, [NAMES[0]], renewal.Terms(days=5))
+    hub = GrpcHub("127.0.0.1:0", identity.read(certs(), "server"), lambda name, words: {}, set)
+    hub.start()
+    line = GrpcLine(f"127.0.0.1:{hub.port}", identity.read(folder, NAMES[0]))
+    line.greet({"version": "1"})
+    caplog.clear()
+    hub._remind = Reminders(log.warning)  # as on the next day
+    with caplog.at_level(logging.WARNING):
+        hub.look()
+    assert f"client {NAMES[0]}: its certificate ends in" in caplog.text
+    line.close()
+    hub.stop(0.1)
+
+
+class Waited(Exception):
+    """The cohort waits for somebody."""
+
+
+def cohort(names: Sequence[str], there: Sequence[int], revoked: set[str]) -> NetCohort:
+    """Whoever is known, and whoever is there; nothing ever happens."""
+
+    def nothing(timeout: float) -> None:
+        if timeout:
+            raise Waited
+
+    hub: Any = SimpleNamespace(next=nothing, look=lambda: 0, revoked=lambda: revoked, counts=Counter())
+    sessions = {j: Mock(name=names[j]) for j in there}
+    for j, session in sessions.items():
+        session.name = names[j]
+    roster: Any = SimpleNamespace(
+        **{"fixed": True, "entries": [Entry(name, 9) for name in names], "sessions": sessions},
+        **{"connected": list(there), "went": lambda session: None},
+    )
+    rules = Rules(2, lambda n: n)
+    return NetCohort(hub, roster, None, Patience(), rules, grace=60.0)  # type: ignore[arg-type]
+
+
+def test_after_a_restart_nobody_waits_for_the_revoked() -> None:
+    everybody = Availability([0, 1, 2], 3, 1)
+    with pytest.raises(Waited):
+        cohort("abc", (0, 1), set()).available(1, everybody)
+    assert cohort("abc", (0, 1), {"c"}).available(1, everybody).clients == [0, 1]
+
+
+def test_who_is_revoked_in_a_run_is_counted_and_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    one = cohort("abc", (0, 1, 2), {"c"})
+    one.available(1, Availability([0, 1, 2], 3, 1))
+    assert one.hub.counts == {"refused: revoked": 1} and "client c: its certificate has been revoked" in caplog.text
 
 
 def test_a_server_shows_its_new_certificate_without_a_restart(tmp_path: Path) -> None:
