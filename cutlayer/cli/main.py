@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import warnings
@@ -63,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status; an error is one line on stderr."""
     warnings.showwarning = _warn
     heap.keep()
-    command = ""
+    command, out = "", None
     try:
         with terminating():
             args = parser().parse_args(arguments)
-            command = args.command
+            command, out = args.command, vars(args).get("out")
             _set_up_log(args)
             for module in vars(args).get("imports", ()):
                 own.load(module)
@@ -76,19 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return status
     except (KeyboardInterrupt, Terminated) as error:
         told = "interrupted" if isinstance(error, KeyboardInterrupt) else "told to stop"
-        print(f"cutlayer: {told}; {_goes_on(command)}", file=sys.stderr)
+        logs.tell(logging.WARNING, f"{told}; {_goes_on(command, out)}")
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else TERMINATED
     except Diverged as error:
-        print(f"cutlayer: diverged: {one_line(error)}", file=sys.stderr)
+        logs.tell(logging.ERROR, f"diverged: {one_line(error)}")
         return DIVERGED
     except CutlayerError as error:
-        print(f"cutlayer: error: {one_line(error)}", file=sys.stderr)
+        logs.tell(logging.ERROR, f"error: {one_line(error)}")
         return ABANDONED if isinstance(error, RoundAbandoned) else WRONG
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             _say_no_more()
             return PIPE
-        print(f"cutlayer: error: {one_line(error)}", file=sys.stderr)
+        logs.tell(logging.ERROR, f"error: {one_line(error)}")
         return WRONG
     finally:
         if "cutlayer.processes.ranks" in sys.modules:
@@ -110,7 +111,9 @@ def _say_no_more() -> None:
         os.close(nowhere)
 
 
-def _goes_on(command: str) -> str:
+def _goes_on(command: str, out: str | None) -> str:
+    if command in ("run", "compare", "sweep", "serve", "reproduce") and out and not os.path.isdir(out):
+        return "nothing had begun"
     if command == "join":
         return "the same command takes part again"
     if command == "reproduce":
@@ -128,7 +131,7 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"cutlayer: warning: {one_line(message)}", file=sys.stderr)
+    logs.tell(logging.WARNING, f"warning: {one_line(message)}")
 
 
 if __name__ == "__main__":

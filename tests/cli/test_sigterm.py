@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cutlayer.cli.main import main
+from cutlayer.cli.signals import Terminated
 from cutlayer.engine.spill import SpillCache
 from cutlayer.experiment import pool
 from cutlayer.experiment.run_directory import read_summary
@@ -68,6 +69,26 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert not spilled(out)
     assert main(["resume", str(out), "--quiet"]) == 0
     assert [rounds(run) for run in runs] == [15, 15] and not spilled(out)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "line"), [("serve", 0, "before clients could connect"), ("run", 143, "nothing had begun")]
+)
+def test_before_anything_began(
+    command: str,
+    status: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def early(*_: object) -> None:
+        raise Terminated
+
+    monkeypatch.setattr("cutlayer.experiment.server_directory.start", early)
+    monkeypatch.setattr("cutlayer.experiment.experiment.Experiment.start", early)
+    assert main([command, "--out", str(tmp_path / "x"), "--quiet"]) == status
+    assert line in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
 def worker(folder: Path) -> None:

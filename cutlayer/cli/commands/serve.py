@@ -40,12 +40,16 @@ def run(args: argparse.Namespace) -> int:
             flag = field.replace("_", "-")
             hint = "; --min-clients is how many must come" if field == "clients" else ""
             raise ContractError(f"--{flag}: it applies to simulated clients, and these are on other machines{hint}")
-    config, out, _ = configured(args, server_directory.ALONE)
-    _page(args)
-    with console.status(f"preparing {config.task}"):
-        experiment, service = server_directory.start(
-            config, server_directory.settings(_settings(args)), out, args.overwrite
-        )
+    try:
+        config, out, _ = configured(args, server_directory.ALONE)
+        _page(args)
+        with console.status(f"preparing {config.task}"):
+            experiment, service = server_directory.start(
+                config, server_directory.settings(_settings(args)), out, args.overwrite
+            )
+    except Terminated:
+        log.warning("told to stop before clients could connect")
+        return 0
     return attend(experiment, service, args)
 
 
@@ -69,9 +73,13 @@ def resume(args: argparse.Namespace, out: Path, changes: Changes) -> int:
     needs("net")
     from cutlayer.experiment import server_directory
 
-    _page(args)
-    with console.status(f"reading {out}"):
-        experiment, service = server_directory.resume(out, changes)
+    try:
+        _page(args)
+        with console.status(f"reading {out}"):
+            experiment, service = server_directory.resume(out, changes)
+    except Terminated:
+        log.warning("told to stop before clients could connect")
+        return 0
     return attend(experiment, service, args)
 
 
@@ -156,9 +164,12 @@ def join(args: argparse.Namespace) -> int:
     def say(line: str) -> None:
         log.info("%s", line)
 
+    def warn(line: str) -> None:
+        log.warning("%s", line)
+
     peer = Peer(args.server, args.certs or None, args.name, args.insecure, _seconds("patience", args.patience))
     out, device = as_path("out", args.out), chosen(args.device)
-    joined = ClientLoop(peer, Workplace(data, out, loss, limits, device), say)()
+    joined = ClientLoop(peer, Workplace(data, out, loss, limits, device), say, warn)()
     if not args.quiet:
         print(json.dumps({"rounds": joined.rounds, "front": str(joined.path) if joined.path else None}), flush=True)
     return 0
