@@ -46,10 +46,16 @@ def read(out: Path) -> Description:
     return _described(settle(out / FILE, None, "refuse"))
 
 
-def plain(out: Path) -> dict[str, Any]:
-    """Read the values of a run's config, with defaults for those it leaves out; no part is built or imported."""
+def begun_with(out: Path, before: str | None) -> dict[str, Any]:
+    """Return the values a run was begun with, with defaults for those it leaves out; no part is built or imported.
+    `before`: the copy in the checkpoints, if there is one. It counts, with a warning, where the file has changed."""
     defaults = {name: field.default for name, field in Config.model_fields.items()}
-    return {**defaults, **settle(out / FILE, None, "refuse")}
+    try:
+        return {**defaults, **settle(out / FILE, before, "refuse")}
+    except ContractError as error:
+        changed = str(error).partition(". --accept-changes")[0]
+        warnings.warn(f"{changed}; what the run was begun with is used", Restored, stacklevel=3)
+    return {**defaults, **settle(out / FILE, before, "undo")}
 
 
 def serves(out: Path, before: str | None) -> bool:

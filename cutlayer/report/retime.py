@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cutlayer.engine.records import Round
 from cutlayer.errors import StoreError
-from cutlayer.experiment import description, model_profile
+from cutlayer.experiment import checkpoint, description, model_profile
+from cutlayer.experiment import config as text
 from cutlayer.nn.cut import Layout, cut_range
 from cutlayer.simulation.clock import Clock, Timing, Work, seconds, server_seconds
 from cutlayer.simulation.devices import draw
@@ -32,7 +34,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     What the clients did is taken from the journal: another profile does not change batch sizes that were regulated by
     the old one, and another cut is assumed to reach the same accuracy.
     """
-    was, model = description.plain(run), model_profile.read(run)
+    was, model = description.begun_with(run, checkpoint.config(run)), model_profile.read(run)
     if change.cut is not None:
         cut_range(change.cut, Layout(len(model.macs)))
     clock = Clock(
@@ -45,7 +47,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     profile = change.profile or was["profile"]
     devices = given or draw(profile, max(model.clients, clients, 1), was["seed"], sum(model.macs))
     p_s = server_seconds(devices, clock.kappa)
-    timing, fronts = model_profile.timing_of(model) or _of_scheme(run)
+    timing, fronts = model_profile.timing_of(model) or _of_scheme(was)
     whole = sum(model.weights)
     again = []
     for record in rounds:
@@ -66,7 +68,7 @@ def retimed(run: Path, rounds: Sequence[Round], change: WhatIf) -> list[Round]:
     return again
 
 
-def _of_scheme(run: Path) -> tuple[Timing, bool]:
+def _of_scheme(was: Mapping[str, Any]) -> tuple[Timing, bool]:
     """Return how a scheme's seconds add up, and whether fronts travel, for a run of a version that did not note it."""
-    traits = description.read(run).config.part("scheme").traits
+    traits = text.parse({name: was[name] for name in ("scheme", "protocol")}).part("scheme").traits
     return traits.timing, traits.carry != "keep"

@@ -124,6 +124,22 @@ def test_the_clock_of_a_single_run_and_of_a_damaged_one(
     assert "model_profile.json: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("default::cutlayer.errors.Restored")
+def test_the_clock_does_not_use_a_config_that_was_edited(
+    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(comparison / "runs" / "fedavg" / "seed-0", tmp_path / "run")
+    words = ["clock", str(run), "--profile", "lte", "--target", "0.05", "--json"]
+    assert main(words) == 0
+    before = capsys.readouterr().out
+    path = run / "config.toml"
+    path.write_text(path.read_text().replace("seed = 0", "seed = 1"))
+    assert main(words) == 0
+    now = capsys.readouterr()
+    assert now.out == before
+    assert "it has changed since the run began: seed was 0, is 1; what the run was begun with is used" in now.err
+
+
 def test_a_run_that_lost_its_blocks_writes_them_again(comparison: Path) -> None:
     run = comparison / "runs" / "fedavg" / "seed-0"
     before = (run / "model_profile.json").read_bytes()
