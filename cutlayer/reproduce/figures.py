@@ -44,8 +44,10 @@ def _curves(item: Item, shown: Sequence[Result]) -> bytes:
     for result in shown:
         groups.setdefault((result.cell.block, result.cell.panel), []).append(result)
     blocks = list(dict.fromkeys(block for block, _ in groups))
-    panels = [(name, key) for key in groups for name in item.measures]
-    across = len(groups) // len(blocks) if len(blocks) > 1 else ACROSS
+    columns = list(dict.fromkeys(panel for _, panel in groups))
+    keys = [(block, panel) for block in blocks for panel in columns if (block, panel) in groups]  # a row for each block
+    panels = [(name, key) for key in keys for name in item.measures]
+    across = len(columns) if len(blocks) > 1 else ACROSS
     figure, axes = _grid(len(panels), across)
     for ax, (name, key) in zip(axes, panels, strict=True):
         for index, result in enumerate(groups[key]):
@@ -59,11 +61,13 @@ def _curves(item: Item, shown: Sequence[Result]) -> bytes:
 
 
 def _sweep(item: Item, shown: Sequence[Result]) -> bytes:
-    """Draw accuracy and rounds to target against the parameter; a method outside the sweep is a dashed line."""
+    """Draw accuracy and rounds to target against the parameter; a method outside the sweep is a dashed line. With
+    several methods, accuracy is above and rounds are below, as in the paper."""
     panels = list(dict.fromkeys(r.cell.panel for r in shown))
-    figure, axes = _grid(2 * len(panels), 2 * (2 if len(panels) % 2 == 0 else 1))
+    n = len(panels)
+    figure, axes = _grid(2 * n, n if item.axis else 2 * (2 if n % 2 == 0 else 1))
     for i, panel in enumerate(panels):
-        left, right = axes[2 * i], axes[2 * i + 1]
+        left, right = (axes[i], axes[n + i]) if item.axis else (axes[2 * i], axes[2 * i + 1])
         here = [r for r in shown if r.cell.panel == panel]
         places = list(dict.fromkeys(r.cell.x for r in here if r.cell.x is not None))
         names = list(dict.fromkeys(r.cell.row for r in here if r.cell.x is not None))
@@ -119,5 +123,6 @@ def _bars(item: Item, shown: Sequence[Result]) -> bytes:
     for ax in (left, right):
         ax.set_xticks(range(len(panels)), panels, fontsize=8, rotation=20)
         tidy(ax)
-    left.legend(fontsize=7)
+    left.set_ylim(top=1.3 * left.get_ylim()[1])  # room for the legend
+    left.legend(fontsize=7, ncols=3, loc="upper center")
     return png(figure)

@@ -76,6 +76,23 @@ def _listed(item: Item, results: Sequence[Result], panel: str) -> Section:
     return Section(panel, [FIRST[item.paper], *(words[name] for name in names)], rows)
 
 
+def differences(item: Item, results: Sequence[Result]) -> list[Section]:
+    """Return a table of the differences between methods, where there are two seeds or more."""
+    rows = []
+    for result in results:
+        if result.against is None or result.cell.hidden:
+            continue
+        cell, unit = result.cell, _unit(item.paper, "accuracy")
+        where = f" ({cell.x:g})" if cell.x is not None and item.axis else ""
+        digits = 2 if unit > 1 else 3
+        said = f"{unit * result.against.mean:+.{digits}f} ± {unit * result.against.half:.{digits}f}"
+        star = " *" if result.against.excludes_zero else ""
+        rows.append([Entry(f"{cell.panel}: {cell.row}{where}"), Entry(result.baseline), Entry(said + star)])
+    headings = [FIRST[item.paper], "less", HEADINGS[item.paper]["accuracy"]]
+    title = "Differences, seed by seed, with 95 % t intervals; a star marks those that exclude zero"
+    return [Section(title, headings, rows)] if rows else []
+
+
 def entry(paper: str, name: str, result: Result | None, told: Mapping[str, Any]) -> Entry:
     """One number, ours and the paper's."""
     printed = _told(paper, name, told.get(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from cutlayer.core.files import write_aside
 from cutlayer.reproduce import printed, sheet
 from cutlayer.reproduce.figures import draw
 from cutlayer.reproduce.item import Item
-from cutlayer.reproduce.layout import sections
+from cutlayer.reproduce.layout import differences, sections
 from cutlayer.reproduce.results import Result, results
 from cutlayer.reproduce.runs import Runs
 from cutlayer.reproduce.scales import reductions
@@ -29,9 +30,11 @@ def title(item: Item) -> str:
 def measured(item: Item, more: Mapping[str, Any], command: str) -> Sheet:
     """Measure an item that trains nothing."""
     module, _, function = item.make.partition(":")
+    begin = time.monotonic()
     found: Sheet = getattr(importlib.import_module(module), function)(item, more)
-    notes = (*item.notes, *found.notes)
-    return replace(found, title=title(item), notes=notes, about=_about(command))
+    minutes = (time.monotonic() - begin) / 60
+    about = {**_about(command), "seeds": "none: nothing is trained", "minutes": round(minutes, 2)}
+    return replace(found, title=title(item), notes=(*item.notes, *found.notes), about=about)
 
 
 def trained(runs: Runs, command: str) -> Sheet:
@@ -39,7 +42,8 @@ def trained(runs: Runs, command: str) -> Sheet:
     item = runs.item
     found = results(item, runs.found(), reduced=runs.scale != "paper")
     told = printed.by_place(item.paper, item.name)
-    numbers = [{**result.plain(), "printed": _printed(told, result)} for result in found]
+    drawn = item.measures if item.view == "curves" else ()
+    numbers = [{**result.plain(drawn), "printed": _printed(told, result)} for result in found]
     for result, number in zip(found, numbers, strict=True):
         number["runs"] = [str(runs.folder(result.cell, seed).relative_to(runs.out)) for seed in runs.seeds]
     about = {
@@ -48,9 +52,10 @@ def trained(runs: Runs, command: str) -> Sheet:
         "seeds": list(runs.seeds),
         "reduced": reductions([cell.values for cell in item.cells], runs.scale),
         "target": _targets(found) if "rounds" in item.measures else [],
-        "minutes of training": round(_seconds(found) / 60, 1),
+        "data here": runs.fewer_rows(),
+        "minutes of training": round(_seconds(runs, found) / 60, 1),
     }
-    shown = sections(item, [result for result in found if not result.cell.hidden])
+    shown = [*sections(item, [result for result in found if not result.cell.hidden]), *differences(item, found)]
     return Sheet(title(item), shown, numbers, item.notes, draw(item, found), about)
 
 
@@ -68,9 +73,9 @@ def _targets(found: list[Result]) -> list[str]:
     return list(dict.fromkeys(f"{r.cell.panel}: {100 * r.target:.2f} %" for r in found if r.target == r.target))
 
 
-def _seconds(found: list[Result]) -> float:
-    """The seconds that all runs took, each counted once."""
-    each = {(o.seed, id(o.rounds)): sum(r.seconds for r in o.rounds) for result in found for o in result.outcomes}
+def _seconds(runs: Runs, found: list[Result]) -> float:
+    """The seconds that all runs took. Cells may share a run, which is counted once."""
+    each = {runs.folder(r.cell, o.seed): sum(one.seconds for one in o.rounds) for r in found for o in r.outcomes}
     return sum(each.values())
 
 

@@ -37,6 +37,8 @@ CLASSES = {
     "CycleSL": "cyclesfl",
 }
 DATA = {"FEMNIST": "femnist", "CelebA": "celeba", "Shakespeare": "shakespeare", "CIFAR-100": "cifar100"}
+KINDS = dict(zip(DATA, ("image classification", "smile detection", "next-char prediction"), strict=False))
+KINDS["CIFAR-100"] = KINDS["FEMNIST"]
 NO_DATA = "no data"
 
 
@@ -93,6 +95,7 @@ def overview(item: Item, more: More) -> Sheet:
         found = _rows_of(task, f"cyclesl-{presets[panel]}", more)
         ours: dict[str, Any] = {"panel": panel}
         if found is not None:
+            ours["task"] = KINDS[panel]
             rows, parts = found
             sizes = parts.sizes
             mean_std = [float(sizes.mean()), float(sizes.std())]
@@ -100,7 +103,12 @@ def overview(item: Item, more: More) -> Sheet:
         columns.append({**ours, "printed": told[panel, "", "data"]})
     table = [
         [Entry(words), *(Entry(_show(one.get(name)), _show(one["printed"][name])) for one in columns)]
-        for name, words in (("classes", "Classes"), ("clients", "Clients"), ("samples", "Samples per client"))
+        for name, words in (
+            ("task", "Task"),
+            ("classes", "Classes"),
+            ("clients", "Clients"),
+            ("samples", "Samples per client"),
+        )
     ]
     notes = (
         "Our clients are those the preset trains: owners with too few rows are left out, and the data here may be "
@@ -132,8 +140,9 @@ def settings(item: Item, more: More) -> Sheet:
     return Sheet("", [Section("", ["Dataset", *DATA], table)], columns)
 
 
-def _model(name: str, shape: tuple[int, ...], classes: int, cut: int) -> Sheet:
-    """A model's layers, block by block, with its cut."""
+def _model(item: Item, name: str, shape: tuple[int, ...], classes: int, cut: int) -> Sheet:
+    """A model's layers, block by block, with its cut; beside each layer what the paper says of it."""
+    told = iter(printed.cells(item.paper, item.name))
     with OwnRandomness():
         model = MODELS[name].build({}, {"shape": shape, "classes": classes})
     sizes, rows, numbers = shape_of(model, example(model, shape)), [], []
@@ -144,7 +153,8 @@ def _model(name: str, shape: tuple[int, ...], classes: int, cut: int) -> Sheet:
         for number, layer in enumerate(layers):
             ends = number == len(layers) - 1
             size = f"{sizes.elements[index]:,}" if ends else ""
-            rows.append([Entry(" ".join(layer.split())), Entry(f"{index}, {side}"), Entry(size)])
+            words = Entry(" ".join(layer.split()), str(next(told, {}).get("text", "")))
+            rows.append([words, Entry(f"{index}, {side}"), Entry(size)])
         numbers.append({"block": index, "side": side, "layers": layers, "weights": weights, "macs": sizes.macs[index]})
     total = sum(n["weights"] for n in numbers)
     notes = (f"{total:,} weights. The cut falls after block {cut}: the paper's cut {cut + 1}, which counts from 1.",)
@@ -153,17 +163,17 @@ def _model(name: str, shape: tuple[int, ...], classes: int, cut: int) -> Sheet:
 
 def leaf_cnn(item: Item, more: More) -> Sheet:
     """Table 9 of CycleSL."""
-    return _model("leaf_cnn", (1, 28, 28), 62, 1)
+    return _model(item, "leaf_cnn", (1, 28, 28), 62, 1)
 
 
 def celeba_cnn(item: Item, more: More) -> Sheet:
     """Table 10 of CycleSL."""
-    return _model("celeba_cnn", (3, 84, 84), 2, 1)
+    return _model(item, "celeba_cnn", (3, 84, 84), 2, 1)
 
 
 def leaf_lstm(item: Item, more: More) -> Sheet:
     """Table 11 of CycleSL."""
-    return _model("leaf_lstm", (80,), 80, 1)
+    return _model(item, "leaf_lstm", (80,), 80, 1)
 
 
 def histograms(item: Item, more: More) -> Sheet:
@@ -193,8 +203,13 @@ def _described(what: str, columns: Mapping[str, Any], picture: bytes) -> Sheet:
             continue
         low, middle, high = (float(np.quantile(known, q)) for q in (0.0, 0.5, 1.0))
         rows.append([Entry(panel), *(Entry(f"{value:,.4g}") for value in (len(known), low, middle, high))])
-        numbers.append({"panel": panel, "clients": len(known), "least": low, "median": middle, "most": high})
+        told = {"clients": len(known), "least": low, "median": middle, "most": high}
+        numbers.append({"panel": panel, **told, "values": _short(known)})
     return Sheet("", [Section(what, ["", "clients", "least", "median", "most"], rows)], numbers, (), picture)
+
+
+def _short(values: Any) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]
 
 
 def mixtures(item: Item, more: More) -> Sheet:
@@ -221,6 +236,7 @@ def heterogeneity(item: Item, more: More) -> Sheet:
     figure = Figure(figsize=(13, 7), layout="constrained")
     top, bottom = figure.subplots(2, len(panels))
     columns: dict[str, Any] = {}
+    drawn: list[dict[str, Any]] = []
     for data, machines, (panel, task) in zip(top, bottom, panels.items(), strict=True):
         base = smofi.PRESETS[f"smofi-{task}"].comparison.base
         known = not missing(str(base["task"]), more.get("data_dir"))
@@ -229,13 +245,17 @@ def heterogeneity(item: Item, more: More) -> Sheet:
             rows, parts = divided(config, load_data(config))
             counts = class_counts(parts, rows.y, int(rows.y.max()) + 1)
             data.scatter(parts.sizes, divergence(counts), s=12, color=COLORS[0])
+        drawn.append({"divergence": _short(divergence(counts))} if known else {})
         columns[panel] = parts.sizes if known else None
         data.set(title=panel if known else f"{panel}: {NO_DATA}", xlabel="samples", ylabel="J-S divergence")
         devices = draw("lognormal", int(base["clients"]), 0, size(base["model"], str(base["task"])).macs)[:]
-        machines.scatter([1000 * d.seconds for d in devices], [d.kbps / 1000 for d in devices], s=12, color=COLORS[2])
+        times, speeds = [1000 * d.seconds for d in devices], [d.kbps / 1000 for d in devices]
+        machines.scatter(times, speeds, s=12, color=COLORS[2])
+        drawn[-1] |= {"ms_a_frame": _short(times), "mbit_s": _short(speeds)}
         machines.set(xlabel="ms a frame", ylabel="Mbit/s", yscale="log")
         tidy(data)
         tidy(machines)
     sheet = _described("clients' samples", columns, png(figure))
     notes = ("The devices are drawn from our guess at the paper's; docs/clock.md says how.",)
-    return Sheet("", sheet.sections, sheet.numbers, notes, sheet.picture)
+    numbers = [{**one, **more} for one, more in zip(sheet.numbers, drawn, strict=True)]
+    return Sheet("", sheet.sections, numbers, notes, sheet.picture)

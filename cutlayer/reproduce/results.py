@@ -23,7 +23,8 @@ class Result:
     scores     mean and standard deviation over seeds: accuracy, loss, f1, mcc
     rounds     to the target, mean over seeds; None: a seed did not reach it in `budget` rounds
     hours      simulated, to the target, or of all rounds
-    against    accuracy less that of the block's baseline, seed by seed
+    against    accuracy less that of `baseline`, seed by seed
+    baseline   the block's own row, or the target's, or the first one of the panel
     """
 
     cell: Cell
@@ -36,20 +37,24 @@ class Result:
     speedup: float | None = None
     hours: float | None = None
     against: Interval | None = None
+    baseline: str = ""
 
     @property
     def diverged(self) -> int:
         return sum(o.status == "diverged" for o in self.outcomes)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the numbers for JSON."""
+    def plain(self, drawn: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the numbers for JSON. `drawn`: what a figure shows of every round."""
         cell = self.cell
         place = {"panel": cell.panel, "block": cell.block, "row": cell.row, "x": cell.x}
         if self.missing:
             return {**place, "missing": self.missing}
         scores = {name: None if math.isnan(mean) else [mean, std] for name, (mean, std) in self.scores.items()}
         seeds = {
-            o.seed: {"best": _known(o.best), "final": _known(o.final), "last_ten": _known(o.last_ten)}
+            o.seed: {
+                **{"best": _known(o.best), "final": _known(o.final), "last_ten": _known(o.last_ten)},
+                **{name: [[n, float(f"{value:.5g}")] for n, value in o.values(name)] for name in drawn},
+            }
             for o in self.outcomes
         }
         difference = None if self.against is None else [self.against.mean, self.against.half]
@@ -61,6 +66,7 @@ class Result:
             "budget": self.budget,
             "speedup": self.speedup,
             "hours": self.hours,
+            "baseline": self.baseline,
             "difference_from_baseline": difference,
             "diverged": self.diverged,
             "seeds": seeds,
@@ -88,8 +94,15 @@ def results(item: Item, found: Found, reduced: bool) -> list[Result]:
     for result in bare:
         target = _target(item, result.cell.panel, bare, reduced)
         baseline = next((r for r in bare if _same(r.cell, result.cell) and r.cell.row == r.cell.block), None)
-        done.append(result if result.missing else _measured(result, target, baseline, item))
+        other = baseline or _compared_with(item, result.cell, bare)
+        done.append(result if result.missing else _measured(result, target, baseline, other, item))
     return done
+
+
+def _compared_with(item: Item, cell: Cell, bare: Sequence[Result]) -> Result:
+    """Return what a cell is compared with, if its block has no row of its own name."""
+    panel = [r for r in bare if r.cell.panel == cell.panel]
+    return next((r for r in panel if r.cell.row == item.target.row), panel[0])
 
 
 def _same(a: Cell, b: Cell) -> bool:
@@ -118,12 +131,12 @@ def _target(item: Item, panel: str, bare: Sequence[Result], reduced: bool) -> fl
     return share * statistics.fmean(bests) if bests else math.nan
 
 
-def _measured(result: Result, target: float, baseline: Result | None, item: Item) -> Result:
+def _measured(result: Result, target: float, baseline: Result | None, other: Result, item: Item) -> Result:
     measure = Measure(item.score)
     outcomes = result.outcomes
     needed = rounds_to(outcomes, target)
     reference = None if baseline is None else rounds_to(baseline.outcomes, target)
-    theirs = {} if baseline is None or baseline.cell is result.cell else {o.seed: o for o in baseline.outcomes}
+    theirs = {} if other.cell is result.cell else {o.seed: o for o in other.outcomes}
     pairs = [(o.score(measure.score), theirs[o.seed].score(measure.score)) for o in outcomes if o.seed in theirs]
     return Result(
         result.cell,
@@ -134,7 +147,8 @@ def _measured(result: Result, target: float, baseline: Result | None, item: Item
         budget=result.budget,
         speedup=reference / needed if reference and needed else None,
         hours=_hours(outcomes, target),
-        against=interval([ours - other for ours, other in pairs if not math.isnan(ours + other)]),
+        against=interval([ours - its for ours, its in pairs if not math.isnan(ours + its)]),
+        baseline=other.cell.row,
     )
 
 

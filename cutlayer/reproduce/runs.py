@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cutlayer.data import hub
-from cutlayer.data.tasks import SOURCES, data_folder
+from cutlayer.data.tasks import SOURCES, data_folder, load_task
 from cutlayer.experiment import config as text
 from cutlayer.experiment.config import Config
 from cutlayer.experiment.description import FILE
@@ -23,7 +23,7 @@ from cutlayer.report.retime import WhatIf, retimed
 from cutlayer.report.summary import Outcome, outcome
 from cutlayer.reproduce.item import Cell, Item
 from cutlayer.reproduce.results import Found
-from cutlayer.reproduce.scales import scaled
+from cutlayer.reproduce.scales import PUBLISHED, scaled
 
 NOT_TRAINED = "sequential"  # concerns simulated time alone, which can be counted again
 
@@ -57,6 +57,25 @@ class Runs:
     def without_data(self) -> list[str]:
         """The tasks whose data are not there."""
         return [task for task, lacking in self._missing.items() if lacking]
+
+    def fewer_rows(self) -> list[str]:
+        """The tasks of which only a part is there, where the scale takes all training rows."""
+        found = []
+        for task, lacking in self._missing.items():
+            all_of_it = any(
+                self.values(c).get("train_rows") is None for c in self.item.cells if c.values["task"] == task
+            )
+            if lacking or task not in PUBLISHED or not all_of_it:
+                continue
+            here = len(load_task(task, data_folder(self._folder)).train.y)
+            if here < PUBLISHED[task]:
+                found.append(f"{task}: {here:,} training rows (published: {PUBLISHED[task]:,})")
+        return found
+
+    @property
+    def _folder(self) -> Path | None:
+        given = self.more.get("data_dir")
+        return None if given is None else Path(given)
 
     def jobs(self) -> list[Job]:
         """Return every run once, seed by seed; none of a task whose data are not there."""

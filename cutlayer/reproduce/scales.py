@@ -13,6 +13,7 @@ from cutlayer.registry import MODELS
 
 SCALES = ("laptop", "workstation", "paper")
 SEEDS = {"smofi": (0, 1, 2), "cyclesl": (0, 1, 2, 3, 4)}  # the papers' numbers of trials
+PUBLISHED = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # training rows, all of which are used
 WIDTHS = ("width", "growth")  # parameters that make a model narrower
 
 
@@ -89,7 +90,8 @@ def differences(values: Mapping[str, Any], scale: str) -> Iterator[str]:
     """What a scale changes of a config, in words."""
     now = scaled(values, scale)
     for key in dict.fromkeys((*values, *now)):
-        was, becomes = values.get(key), now.get(key)
+        usual_rows = PUBLISHED.get(str(values["task"])) if key == "train_rows" else None
+        was, becomes = values.get(key, usual_rows), now.get(key)
         if isinstance(becomes, Mapping):
             usual = {name: one.default for name, one in MODELS[becomes["name"]].takes.items()} if key == "model" else {}
             inside = {name: ({**usual, **(was or {})}.get(name), value) for name, value in becomes.items()}

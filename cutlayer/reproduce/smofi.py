@@ -193,7 +193,8 @@ ITEMS = (
         notes=(
             FULL,
             "The paper gives no number of rounds here: 300 at its scale. The fixed T of Speech, 15 steps, is a fifth "
-            "of the steps that five epochs are: its SlowMo and FedNAG do a fifth of the others' work.",
+            "of the steps that five epochs are: its SlowMo and FedNAG do a fifth of the others' work. At laptop scale "
+            "T is the mean of the others' steps.",
         ),
     ),
     Item(

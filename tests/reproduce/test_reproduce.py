@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from cutlayer.cli.main import main
 from cutlayer.experiment import pool
-from cutlayer.reproduce import catalogue, layout, make, runs, scales
+from cutlayer.reproduce import catalogue, layout, make, printed, runs, scales
 from cutlayer.reproduce.figures import draw
 from cutlayer.reproduce.item import Cell, Item, Target
 from cutlayer.reproduce.results import results
@@ -74,6 +75,12 @@ def test_a_table_is_trained_shared_and_made_again(tmp_path: Path, capsys: pytest
     assert numbers["seeds"] == [0, 1] and numbers["scale"] == "laptop" and "cutlayer reproduce" in numbers["command"]
     page = (folder / "report.html").read_text()
     assert "77.16 ± 0.11" in page and "://" not in page
+    assert "with 95 % t intervals" in page and "CIFAR-10/Dir100(0.2): + SMoFi" in page.partition("t intervals")[2]
+    written_down = [path.read_text().splitlines() for path in (out / "runs").glob("*/*/journal.jsonl")]
+    seconds = sum(json.loads(line)["seconds"] for lines in written_down for line in lines)
+    all_runs = Runs(small(), "laptop", [0, 1], out, {})
+    counted = make._seconds(all_runs, results(small(), all_runs.found(), reduced=True))
+    assert counted == pytest.approx(seconds), "the run of two cells counts once"
 
     journal = next((out / "runs").glob("*/seed-0/journal.jsonl"))
     before, written = journal.read_bytes(), journal.stat().st_mtime_ns
@@ -109,6 +116,33 @@ def test_the_layout_is_the_papers() -> None:
     assert rows[5] == ["FedProx", "60.00 [77.38 ± 0.01]", "3 [167]", "1.00x [1.00x]"]
     assert rows[6] == ["+ FedAvgM", "60.00 [79.26 ± 0.65]", "6 [207]", "0.50x [0.81x]"]
     assert rows[14] == ["+ SMoFi", "20.00 [81.65 ± 0.65]", ">2 [46]", "- [5.54x]"]
+
+
+@pytest.mark.parametrize(
+    ("paper", "name", "baselines"),
+    [
+        ("smofi", "table-2", {"FedAvg"}),
+        ("smofi", "figure-11", {"SMoFi"}),
+        ("cyclesl", "table-3", {"FedAvg"}),
+        ("smofi", "table-1", {"FedAvg", "FedProx", "FedNAR"}),
+    ],
+)
+def test_differences_have_a_baseline_in_every_item(paper: str, name: str, baselines: set[str]) -> None:
+    item = catalogue.find(paper, name)
+    found: dict[Any, Any] = {cell.place: [outcome([0.1, 0.5, 0.4], seed) for seed in (0, 1)] for cell in item.cells}
+    (section,) = layout.differences(item, made := results(item, found, reduced=True))
+    assert {row[1].ours for row in section.rows} == baselines
+    itself = {(r.cell.panel, r.cell.block, r.baseline) for r in made}
+    shown = [r for r in made if not r.cell.hidden and (r.cell.panel, r.cell.block, r.cell.row) not in itself]
+    assert len(section.rows) == len(shown)
+    assert layout.differences(item, results(item, {p: some[:1] for p, some in found.items()}, reduced=True)) == []
+
+
+def test_the_json_of_curves_has_every_point() -> None:
+    item = catalogue.find("smofi", "figure-11")
+    found: dict[Any, Any] = {cell.place: [outcome([0.1, None, 0.4])] for cell in item.cells}
+    number = results(item, found, reduced=True)[0].plain(("accuracy",))
+    assert number["seeds"][0]["accuracy"] == [[1, 0.1], [3, 0.4]]
 
 
 def test_hours_of_a_table_of_split_methods() -> None:
@@ -174,6 +208,22 @@ def test_what_is_measured_without_data(item: Item, tmp_path: Path, monkeypatch: 
     assert {path.name for path in files} >= {"report.html", "table.md", "table.json"}
     text = (tmp_path / "x" / "table.md").read_text()
     assert ("no data" in text) == bool(item.data)
+
+
+@pytest.mark.parametrize("name", ["table-9", "table-10", "table-11"])
+def test_every_layer_has_the_papers_words_beside_it(name: str) -> None:
+    made = make.measured(catalogue.find("cyclesl", name), {}, "command")
+    pairs = [(row[0].ours, row[0].printed) for row in made.sections[0].rows]
+    assert len(pairs) == len(printed.cells("cyclesl", name))
+    for ours, theirs in pairs:
+        assert ours[:4] == theirs[:4] and sorted(re.findall("[0-9]{2,}", theirs)) == [
+            number for number in sorted(re.findall("[0-9]{2,}", ours)) if number in theirs
+        ]
+
+
+def test_a_plan_of_what_is_measured_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "cyclesl", "table-1", "--dry-run", "--out", str(tmp_path / "x")]) == 0
+    assert "nothing is trained" in capsys.readouterr().out and not (tmp_path / "x").exists()
 
 
 def test_costs_contradict_constant_computation() -> None:

@@ -90,11 +90,16 @@ def _listing(paper: str, items: dict[str, Item], about: dict[str, Any]) -> rich.
 def _make(item: Item, args: argparse.Namespace) -> int:
     from cutlayer.experiment import pool
     from cutlayer.reproduce import make
-    from cutlayer.reproduce.runs import Runs
+    from cutlayer.reproduce.runs import Runs, missing
 
     out = as_path("out", args.out or f"runs/reproduce-{args.scale}")
     more: dict[str, Any] = {"data_dir": str(from_root("data_dir", args.data_dir))} if args.data_dir else {}
     command = _command(args, out)
+    if item.view == "measured" and args.dry_run:
+        lacking = [task for task in item.tasks if missing(task, args.data_dir)]
+        lines = ["nothing is trained", *(f"no data: {task}" for task in lacking)]
+        console.print("\n".join(lines), soft_wrap=True, markup=False)
+        return 0
     if item.view == "measured":
         with console.status(f"measuring {item.name}"):
             made = make.measured(item, more, command)
