@@ -16,11 +16,14 @@ NIGHT = {  # name: the seeds of a night
     "start": 600,
     "races": 600,
     "frames": 1000,
-    "soak": 20,
+    "soak": 2,
     "threads": 300,
     "sigterm": 400,
     "strangers": 5,
 }
+
+
+LONG = {"soak": 7200.0}  # seconds that a seed may take, where it is more than others have
 
 
 def play_of(name: str) -> Play:

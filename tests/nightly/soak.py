@@ -1,4 +1,4 @@
-"""Thousands of steps in one process: memory, file descriptors and threads are at the end what they were early on."""
+"""A hundred thousand steps in one process: memory, descriptors and threads are at the end what they were early on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import random
+import shutil
 import sys
 import threading
 from dataclasses import astuple, dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from cutlayer.experiment.experiment import Experiment
 from tests.nightly.runs import POINTS, config
 
-STEPS = 5000
+STEPS = 100_000
 PER_ROUND = 20  # steps: two clients with ten each
 HEAP, BLOCKS = 256 * 2**10, 4000  # bytes, and Python's own small blocks: the journal of a run grows by a record a round
 
@@ -43,7 +44,7 @@ def held() -> Held:
     return Held(now.uordblks + now.hblkhd, sys.getallocatedblocks(), files, threading.active_count())
 
 
-def play(seed: int, folder: Path, steps: int = STEPS) -> None:
+def play(seed: int, folder: Path, steps: int = STEPS) -> int:
     """Short runs one after another, as a search over settings would; the first tenth is there to warm up."""
     dice = random.Random(seed)
     points = dice.sample(POINTS, 2)
@@ -54,6 +55,7 @@ def play(seed: int, folder: Path, steps: int = STEPS) -> None:
         given = config(scheme, protocol, rounds=2, local_steps=10, kept_memory=0 if number % 4 > 1 else None)
         for _ in Experiment.start(given, folder / str(number)):
             pass
+        shutil.rmtree(folder / str(number))
         if number == max(runs // 10, 3):
             early = held()
     assert early is not None
@@ -61,3 +63,4 @@ def play(seed: int, folder: Path, steps: int = STEPS) -> None:
     what = f"{points}: {early} became {late}"
     assert late.heap - early.heap < HEAP and late.blocks - early.blocks < BLOCKS, what
     assert astuple(late)[2:] == astuple(early)[2:], what
+    return steps

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.nightly.campaigns import play_of
+from tests.nightly.campaigns import LONG, play_of
 
 LIMIT = 300.0  # seconds that a seed may take before it counts as standing still
 LINES, WIDTH = 12, 500  # of an error that are kept
@@ -107,11 +107,11 @@ class Worker:
 
     def stuck(self) -> Result | None:
         """What it says where it stands, if it has stood still for too long."""
-        if self.job is None or self.job.seconds < self.limit:
+        if self.job is None or self.job.seconds < (limit := max(self.limit, LONG.get(self.job.campaign, 0.0))):
             return None
         self.process.send_signal(signal.SIGUSR1)
         time.sleep(MOMENT)
-        return self._again(f"it stood still for {self.limit:.0f} seconds")
+        return self._again(f"it stood still for {limit:.0f} seconds")
 
     def _again(self, why: str) -> Result:
         self.end()
