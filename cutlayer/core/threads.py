@@ -18,13 +18,13 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 PART, TOGETHER = 2**16, 8
-"""How many numbers of a long vector, and how many rows, to process in one call: they fit the cache and are worth it."""
+"""How many numbers to process in one call, and how many rows of short vectors: they fit the cache and are worth it."""
 ALL = 2**62
 
 
 class Workers:
-    """A pool of `n` threads; with n = 1, the caller's thread does the work. `part`, `together`: how many numbers of a
-    long vector, and how many rows, are processed in one call."""
+    """A pool of `n` threads; with n = 1, the caller's thread does the work. `part`, `together`: how many numbers,
+    and how many rows of short vectors, are processed in one call."""
 
     def __init__(self, n: int = 1, part: int | None = None, together: int | None = None) -> None:
         self.n, self.part, self.together = n, part or PART, together or TOGETHER
@@ -65,6 +65,10 @@ class Workers:
     def sweep(self, end: int, visit: Callable[[slice], None], start: int = 0) -> None:
         """Call `visit` on every part of a vector from start to end."""
         self.map(visit, self.parts(end, start))
+
+    def rows(self, length: int) -> int:
+        """How many rows of a vector of this length to process in one call: long ones leave no room in the cache."""
+        return max(1, min(self.together, 2 * self.part // max(1, min(length, self.part))))
 
     def parts(self, end: int, start: int = 0) -> Iterator[slice]:
         """Yield the slices that divide a vector into parts."""

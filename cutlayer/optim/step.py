@@ -30,7 +30,7 @@ def optimizer_step(workers: Workers, how: Step, rows: Rows, memory: Memory, whic
     A rule may need the norm of the whole regularised gradient; then the caller has regularised it already.
     """
     done = clips_regularised(how.local)
-    for some, t in list(runs(which, memory.t, workers.together)):
+    for some, t in list(runs(which, memory.t, workers.rows(rows.w.shape[1]))):
 
         def visit(at: slice, some: slice = some, t: int = t) -> None:
             w, g = rows.w[some, at], rows.g[some, at]

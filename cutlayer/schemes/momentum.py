@@ -58,7 +58,7 @@ class FusedMomentum:
         """Take the step from m_bar, on one part of these rows."""
         w, g, t = self.rows.w, self.rows.g, self.t + self.k + 1
         step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t)
-        for some, _ in runs(sorted(which), [0] * len(self.rows), self.server.workers.together):
+        for some, _ in runs(sorted(which), [0] * len(self.rows), self.server.workers.rows(w.shape[1])):
             self.server.regularise(g[some, at], w[some, at], at)
             step(w[some, at], g[some, at])
 

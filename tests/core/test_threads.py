@@ -152,7 +152,12 @@ def test_a_gpu_computes_with_whole_vectors_and_all_rows() -> None:
     here, there = Workers.on(torch.device("cpu"), 3), Workers.on(torch.device("cuda"), 3)
     assert (here.n, here.part, here.together) == (3, module.PART, module.TOGETHER)
     assert there.n == 1 and list(there.parts(10**9)) == [slice(0, 10**9)]
-    assert list(runs(list(range(500)), [1] * 500, there.together)) == [(slice(0, 500), 1)]
+    assert list(runs(list(range(500)), [1] * 500, there.rows(10**9))) == [(slice(0, 500), 1)]
+
+
+def test_fewer_long_rows_are_processed_together() -> None:
+    workers = Workers(2, part=64, together=8)
+    assert [workers.rows(length) for length in (0, 1, 8, 9, 16, 33, 64, 65, 10**9)] == [8, 8, 8, 8, 8, 3, 2, 2, 2]
 
 
 def test_runs_hold_every_row_once_in_order() -> None:
