@@ -1,13 +1,11 @@
-"""About how long an item takes on this machine: a step costs its multiply-accumulates and a fixed time for each layer.
-Both rates are measured on a small network. A rough number: models differ in how well they use a core."""
+"""About how long an item takes on this machine: a step costs its multiply-accumulates, the numbers that are written and
+drawn for them, and a fixed time for each layer. The rates are measured here, on a small network. A rough number: models
+differ in how well they use a core."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
-from functools import cache
-from importlib import resources
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,23 +14,13 @@ from torch.nn import functional
 
 from cutlayer.core.randomness import OwnRandomness
 from cutlayer.core.threads import torch_threads
-from cutlayer.models import example, resnet
-from cutlayer.nn.macs import TRAINING, shape_of
-from cutlayer.registry import MODELS
+from cutlayer.models import resnet
+from cutlayer.nn.macs import TRAINING
 from cutlayer.reproduce.item import Item
 from cutlayer.reproduce.runs import key
 from cutlayer.reproduce.scales import scaled
+from cutlayer.reproduce.sizes import counted, size
 
-SHAPES: dict[str, tuple[tuple[int, ...], int]] = {  # a row's shape and the classes of each task
-    "digits": ((1, 8, 8), 10),
-    "cifar10": ((3, 32, 32), 10),
-    "cifar100": ((3, 32, 32), 100),
-    "tiny_imagenet": ((3, 64, 64), 200),
-    "femnist": ((1, 28, 28), 62),
-    "celeba": ((3, 84, 84), 2),
-    "shakespeare": ((80,), 80),
-    "speech_commands": ((1, 32, 32), 35),
-}
 ROWS = {  # training and test rows as published, and the clients of natural partitions
     "digits": (1_433, 364, 30),
     "cifar10": (50_000, 10_000, 100),
@@ -54,18 +42,13 @@ class Work(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """One core of this machine: its multiply-accumulates in a second, and the seconds that a layer takes in a training
-    step however small it is."""
+    """One core of this machine: its multiply-accumulates in a second; and the seconds that a layer takes in a training
+    step however small it is, that writing a number takes, and that drawing one takes."""
 
     rate: float
     layer: float
-
-
-class Size(NamedTuple):
-    """A model's multiply-accumulates for one sample, forward, and its layers."""
-
-    macs: int
-    layers: int
+    number: float
+    draw: float
 
 
 def work(values: Mapping[str, Any]) -> Work:
@@ -90,43 +73,12 @@ def work(values: Mapping[str, Any]) -> Work:
     return Work(rounds * selected * steps, rounds * selected * samples, evaluations * test)
 
 
-@cache
-def _known() -> dict[str, list[int]]:
-    """Return the sizes of the models here: counting those of all takes half a minute."""
-    text = resources.files("cutlayer.reproduce").joinpath("sizes.json").read_text("utf-8")
-    found: dict[str, list[int]] = json.loads(text)
-    return found
-
-
-def name_of(model: Mapping[str, Any], task: str) -> str:
-    """Return a model's name in the file of sizes."""
-    return " ".join([task, *(str(v) if k == "name" else f"{k}={v}" for k, v in sorted(model.items()))])
-
-
-def size(model: Mapping[str, Any], task: str) -> Size:
-    """Return the size of a task's model."""
-    name = name_of(model, task)
-    return Size(*_known()[name]) if name in _known() else count(model, task)
-
-
-def count(model: Mapping[str, Any], task: str) -> Size:
-    """Count the size of a task's model."""
-    shape, classes = SHAPES[task]
-    parameters = {key: value for key, value in model.items() if key != "name"}
-    with OwnRandomness():
-        built = MODELS[model["name"]].build(parameters, {"shape": shape, "classes": classes})
-        return _size(built, example(built, shape))
-
-
-def _size(model: nn.Module, x: Any) -> Size:
-    return Size(sum(shape_of(model, x).macs), sum(not list(one.children()) for one in model.modules()))
-
-
 def seconds(values: Mapping[str, Any], machine: Machine) -> float:
     """Return about how long a run of these values takes on one core."""
     done, model = work(values), size(values["model"], str(values["task"]))
-    macs = model.macs * (TRAINING * done.samples + done.evaluated)
-    return macs / machine.rate + done.steps * model.layers * machine.layer
+    passes = done.samples + done.evaluated / TRAINING  # a forward pass is a third of a step
+    each = TRAINING * model.macs / machine.rate + model.numbers * machine.number
+    return passes * each + done.samples * model.draws * machine.draw + done.steps * model.layers * machine.layer
 
 
 def of_item(item: Item, scale: str, seeds: int, machine: Machine) -> tuple[int, float]:
@@ -136,22 +88,31 @@ def of_item(item: Item, scale: str, seeds: int, machine: Machine) -> tuple[int, 
 
 
 def this_machine(length: float = 0.3) -> Machine:
-    """Measure one core of this machine for `length` seconds, on a small ResNet with large and small batches."""
+    """Measure one core of this machine for `length` seconds, most of it on a small ResNet with large and small
+    batches."""
     rows = 32
     with torch_threads(), OwnRandomness():
         model = resnet((3, 32, 32), 10)
         x, y = torch.rand(rows, 3, 32, 32), torch.zeros(rows, dtype=torch.int64)
-        macs, layers = _size(model, x[:2])
-        large, small = (_step(model, x[:n], y[:n], length / 2) for n in (rows, 2))
+        macs, layers, numbers, _ = counted(model, x[:2])
+        a, b = torch.rand(2, 2**18), torch.empty(2**16)
+        number = _timed(lambda: torch.mul(a[0], a[1]), length / 10) / a[0].numel()
+        draw = _timed(lambda: b.bernoulli_(0.5), length / 10) / b.numel()
+        large, small = (_timed(lambda n=n: _step(model, x[:n], y[:n]), 0.4 * length) for n in (rows, 2))  # type: ignore[misc]
     each = max(large - small, large / rows) / (rows - 2)
-    return Machine(TRAINING * macs / each, max(0.0, small - 2 * each) / layers)
+    multiplying = max(each - numbers * number, each / 4)
+    return Machine(TRAINING * macs / multiplying, max(0.0, small - 2 * each) / layers, number, draw)
 
 
-def _step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, length: float) -> float:
-    """Return the seconds of a training step, the mean over at least `length` seconds."""
+def _step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-    begin, steps, passed = time.perf_counter(), 0, 0.0
+
+
+def _timed(call: Callable[[], object], length: float) -> float:
+    """Return the seconds of a call, the mean over at least `length` seconds; the first is not counted."""
+    call()
+    begin, calls, passed = time.perf_counter(), 0, 0.0
     while passed < length:
-        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        steps, passed = steps + 1, time.perf_counter() - begin
-    return passed / steps
+        call()
+        calls, passed = calls + 1, time.perf_counter() - begin
+    return passed / calls

@@ -21,10 +21,10 @@ from cutlayer.nn.macs import shape_of
 from cutlayer.registry import MODELS, OPTIMIZERS, SCHEMES
 from cutlayer.report.curves import COLORS, png, tidy
 from cutlayer.reproduce import printed
-from cutlayer.reproduce.estimate import size
 from cutlayer.reproduce.item import Item
 from cutlayer.reproduce.runs import missing
 from cutlayer.reproduce.sheet import Entry, Section, Sheet
+from cutlayer.reproduce.sizes import size
 from cutlayer.schemes import costs as measuring
 from cutlayer.simulation.devices import draw
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cutlayer.errors import ContractError
 from cutlayer.experiment import config as text
-from cutlayer.reproduce import estimate
+from cutlayer.reproduce import estimate, sizes
 from cutlayer.reproduce.catalogue import PAPERS, find, papers
 from cutlayer.reproduce.item import Item
 from cutlayer.reproduce.runs import Runs, key
@@ -114,15 +115,16 @@ def test_the_counted_work_of_models_is_theirs() -> None:
     for model, task in (
         ({"name": "resnet18", "width": 8}, "cifar10"),
         ({"name": "leaf_cnn", "hidden": 256, "width": 16}, "femnist"),
-        ({"name": "leaf_lstm"}, "shakespeare"),
+        ({"name": "leaf_lstm", "hidden": 64}, "shakespeare"),
+        ({"name": "transformer", "width": 32, "heads": 2, "hidden": 64}, "shakespeare"),
         ({"name": "resnet18"}, "cifar100"),
     ):
-        assert estimate.size(model, task) == estimate.count(model, task)
+        assert sizes.size(model, task) == sizes.count(model, task)
     for item in ALL:
         for cell in item.cells:
             values = scaled(cell.values, "laptop")
-            name = estimate.name_of(values["model"], values["task"])
-            assert name in estimate._known(), f"{name} is not in sizes.json"
+            name = sizes.name_of(values["model"], values["task"])
+            assert name in sizes._known(), f"{name} is not in sizes.json"
 
 
 def test_samples_of_a_run() -> None:
@@ -138,10 +140,22 @@ def test_samples_of_a_run() -> None:
 
 def test_the_time_of_a_run_counts_its_samples_and_its_steps() -> None:
     values = scaled(find("smofi", "table-1").cells[0].values, "laptop")
-    macs, layers = estimate.size(values["model"], "cifar10")
-    samples, steps = 30 * 20 * 5 * 100, 30 * 20 * 5 * round(100 / 16)
-    by_hand = macs * (3 * samples + 30 * 10_000) / 1e9 + steps * layers * 1e-4
-    assert estimate.seconds(values, estimate.Machine(1e9, 1e-4)) == pytest.approx(by_hand)
+    macs, layers, numbers, draws = sizes.size(values["model"], "cifar10")
+    samples, steps, tested = 30 * 20 * 5 * 100, 30 * 20 * 5 * round(100 / 16), 30 * 10_000
+    by_hand = macs * (3 * samples + tested) / 1e9 + steps * layers * 1e-4 + numbers * (samples + tested / 3) * 1e-8
+    assert estimate.seconds(values, estimate.Machine(1e9, 1e-4, 1e-8, 1e-7)) == pytest.approx(by_hand)
+    assert draws == 0
+
+
+def test_numbers_that_are_written_and_drawn_are_counted() -> None:
+    """A product writes its output, and the gradient of its weights, which does not grow with the rows. Dropout draws a
+    mask, divides it and multiplies by it, and again in the backward pass."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5, bias=False), torch.nn.Dropout(0.5))
+    macs, layers, numbers, draws = sizes.counted(model, torch.ones(2, 3))
+    assert (macs, layers, draws) == (15, 2, 5)
+    assert numbers >= 5 * 5
+    dry = sizes.counted(torch.nn.Sequential(model[0]), torch.ones(2, 3))
+    assert (dry.numbers, dry.draws) == (5, 0)
 
 
 def test_tasks_without_data_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
