@@ -33,6 +33,7 @@ FLAGS = (
     *("--min-clients", str(len(NAMES)), "--quorum", "1.0", "--deadline", "240", "--grace", "60", "--quiet"),
 )
 KILLS = 4  # in one run, at most
+SERVERS, SOON = 3, 15.0  # how often a server is started for clients that it could not tell; seconds they may need
 PAUSE = 0.3  # seconds between a death and the next start, at most
 FIRST, LONGEST = 0.02, 0.1  # seconds before a client tries again
 MODULES = ("cutlayer.cli.commands.serve", "cutlayer.network.server.service", "cutlayer.network.client.loop")
@@ -120,10 +121,23 @@ class Places:
         return who in self.here
 
     def finish(self) -> list[str]:
-        """Wait until all have ended by themselves; the clients that did."""
+        """Wait until all have ended by themselves; the clients that did. One that was killed as the run ended came
+        back too late to hear of it: as an operator would, start the server again, which tells it."""
+        for _ in range(SERVERS):
+            self.here["server"].wait()
+            if self.soon_ended():
+                break
+            self.start("server")
         for who, process in self.here.items():
             assert process.wait() == 0, f"{who}: {process.err[-1500:]}"
         return self.clients
+
+    def soon_ended(self) -> bool:
+        """Whether all have ended, or do so soon."""
+        until = time.monotonic() + SOON
+        while not all(process.ended for process in self.here.values()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return all(process.ended for process in self.here.values())
 
     @property
     def clients(self) -> list[str]:

@@ -32,7 +32,7 @@ from cutlayer.network.server.roster import Roster
 from cutlayer.network.transport import identity
 from cutlayer.network.transport.frames import written
 from cutlayer.network.transport.grpc_hub import GrpcHub
-from cutlayer.network.transport.hub import Admit, Hub
+from cutlayer.network.transport.hub import Admit, Connection, Hub
 from cutlayer.network.transport.reload import Reminders
 from cutlayer.nn.copies import twin
 from cutlayer.nn.cut import Cut, Layout, block_names, blocks_of, cut_range, probe
@@ -144,21 +144,22 @@ class Service:
             self.hub.stop()
 
     def _farewell(self, run: Run) -> None:
-        """Tell the clients that the run is over. Those that are away have a few seconds to come back."""
+        """Tell the clients that the run is over. Those that are away have a few seconds to come back; one that comes
+        again in that time may not have heard it."""
         front: list[Tensor] = []
         if self.net.give_front and run.setup.traits.carry != "keep":
             cut = run.setup.cuts[0]
             W_c, _ = run.state.W.split(run.setup.offsets[cut])
             front = list(W_c)
-        told: set[int] = set()
+        told: dict[int, Connection] = {}
         until = time.monotonic() + LINGER
         while len(told) < len(self.roster.entries) and time.monotonic() < until:
             self.cohort.poll()
             for j, session in self.roster.sessions.items():
-                if j not in told:
+                if told.get(j) is not session:
                     confirmed = run.state.client(j).round
                     session.send("Bye", {"cut": run.setup.cuts[0], "confirmed": confirmed}, front)
-                    told.add(j)
+                    told[j] = session
             time.sleep(0.02)
 
     def _admit(self, name: str, said: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,12 @@ import cutlayer as cl
 from cutlayer.network.client.loop import Joined
 from cutlayer.network.transport import dial
 from cutlayer.network.transport.dial import GrpcLine
+from cutlayer.network.transport.frames import Frame
 from cutlayer.network.transport.line import Gone
+from cutlayer.network.transport.memory import MemoryHub, MemoryLine
 from tests.clients.faulty import Fault, FaultyCohort
-from tests.network.harness import NAMES, SOON, network, play, rows
+from tests.network.harness import NAMES, SOON, in_memory, network, play, rows
+from tests.network.hostile_client import dialled
 from tests.network.test_bits import SCHEMES, same
 
 ARGUMENTS: dict[str, Any] = {"cut": 0, "rounds": 2, "batch_size": 4, "local_epochs": 1}
@@ -243,3 +246,41 @@ def test_who_comes_late_takes_part_from_then_on(tmp_path: Path, monkeypatch: pyt
     played = play(tmp_path, rows()[:3], {"min_clients": 3}, watch=watch, scheme="smofi", **ARGUMENTS)
     late[0].join(SOON)
     assert [record.clients for record in played.result.history] == [(0, 1, 2), (0, 1, 2, 3)]
+
+
+def test_who_comes_again_at_the_end_hears_of_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client's stream breaks under its Bye; another is away, so that the server is still there."""
+    monkeypatch.setattr("cutlayer.network.server.service.LINGER", SOON)
+    monkeypatch.setattr(dial, "FIRST", 0.05)
+    broken, told, data = threading.Event(), threading.Event(), rows()[:3]
+
+    class Deaf(MemoryLine):
+        def receive(self) -> Frame:
+            frame = super().receive()
+            if frame.kind == "Bye" and not broken.is_set():
+                broken.set()
+                self.close()
+                raise Gone("broken on purpose")
+            return frame
+
+    def deaf(hub: MemoryHub) -> Joined:
+        monkeypatch.setattr(hub, "dial", lambda *_: Deaf(hub))
+        joined = in_memory(hub, NAMES[1], data[1], network(), tmp_path, {})
+        told.set()
+        return joined
+
+    def away(hub: MemoryHub) -> None:
+        def until(kind: str) -> None:
+            line, _ = dialled(hub, NAMES[2])
+            line.send("Ready", {"samples": len(data[2][1])})
+            line.reader.limit = 2**20
+            while line.receive().kind != kind:
+                pass
+            line.close()
+
+        until("Plan")
+        assert told.wait(SOON)
+        until("Bye")
+
+    played = play(tmp_path, data, guests={1: deaf, 2: away}, memory=True, **ARGUMENTS)
+    assert broken.is_set() and isinstance(played.clients[1], Joined) and played.clients[2] is None
