@@ -54,13 +54,22 @@ class FusedMomentum:
             if j not in self.history:
                 self.history[j] = k_j, self.kind.last(self.rows.g[row[j]], self.before)
 
-    def advance(self, at: slice, which: Iterable[int]) -> None:
-        """Take the step from m_bar, on one part of these rows."""
+    def groups(self, which: Iterable[int]) -> dict[int, slice]:
+        """Group these rows, by the first of each group: a group that has stepped is still in the cache when it is added
+        to the sum."""
+        together = self.server.workers.rows(self.rows.w.shape[1])
+        return {some.start: some for some, _ in runs(sorted(which), [0] * len(self.rows), together)}
+
+    def advance(self, at: slice) -> Callable[[slice], None]:
+        """Return a function that takes the step of some rows from m_bar, on one part of them."""
         w, g, t = self.rows.w, self.rows.g, self.t + self.k + 1
         step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t)
-        for some, _ in runs(sorted(which), [0] * len(self.rows), self.server.workers.rows(w.shape[1])):
+
+        def take(some: slice) -> None:
             self.server.regularise(g[some, at], w[some, at], at)
             step(w[some, at], g[some, at])
+
+        return take
 
     def add(self, at: slice, row: int, n_j: float) -> None:
         """Add n_j times a fresh momentum to one part of the sum."""

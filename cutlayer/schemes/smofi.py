@@ -97,9 +97,13 @@ class Fused:
         H = sorted(self.last.keys() - A)
         s = {} if rule.adaptive else {j: n(j) * rule.weight(k, self.last[j]) for j in H}  # Eq. 6
 
+        groups = momentum.groups(self.row[j] for j in here)
+
         def part(at: slice) -> None:
-            momentum.advance(at, (self.row[j] for j in here))  # 8, 9: Eq. 4 and Eq. 3
+            advance = momentum.advance(at)
             for j, row in self.row.items():  # the order of the sum fixes the bits
+                if row in groups:
+                    advance(groups[row])  # 8, 9: Eq. 4 and Eq. 3
                 if j in here:
                     momentum.add(at, row, n(j))
                 elif j in s:
