@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import random
 import shutil
@@ -70,7 +71,7 @@ def play(seed: int, folder: Path, steps: int = STEPS) -> int:
 def flat(seen: Sequence[Held], what: str) -> None:
     """Nothing grows from look to look, but for one step of the heap: Python's table of interned strings doubles once
     (by 1.9 MB) when enough names of folders have come and gone."""
-    pairs = list(zip(seen, seen[1:], strict=False))
+    pairs = list(itertools.pairwise(seen))
     assert sum(late.heap - early.heap >= HEAP for early, late in pairs) <= 1, f"{what}: {seen}"
     assert seen[-1].heap - seen[0].heap < TABLE + HEAP * len(pairs), f"{what}: {seen}"
     assert all(late.blocks - early.blocks < BLOCKS for early, late in pairs), f"{what}: {seen}"
