@@ -26,6 +26,7 @@ import torch
 from collect import commit
 
 import cutlayer as cl
+from cutlayer.core import heap
 from cutlayer.core.files import write_aside
 from cutlayer.data.tasks import load_task
 from cutlayer.engine.records import Round
@@ -83,6 +84,7 @@ class Job:
 def advance(job: Job) -> None:
     """Train a run up to a round; it goes on where it was."""
     torch.set_num_threads(1)
+    heap.keep()
     if (job.folder / "config.toml").exists():
         experiment = Experiment.resume(job.folder)
     else:
