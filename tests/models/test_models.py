@@ -10,9 +10,11 @@ from torch import nn
 from torch.nn import functional
 
 from cutlayer.errors import ContractError
-from cutlayer.models import cnn, example, leaf_cnn, leaf_lstm, mlp, transformer, vgg11, vgg16
+from cutlayer.models import cnn, example, leaf_cnn, leaf_lstm, mlp, resnet, transformer, vgg11, vgg16
+from cutlayer.models.resnet import ShortCut
 from cutlayer.nn.cut import probe
 from cutlayer.nn.macs import shape_of
+from cutlayer.nn.state import channels_last_is_safe
 from cutlayer.registry import MODELS
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (80,)]
@@ -89,6 +91,30 @@ def test_group_norm_replaces_every_batch_norm(name: str) -> None:
 def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, Any], word: str) -> None:
     with pytest.raises(ContractError, match=word):
         MODELS[name].make((80,) if name in TEXT else (3, 32, 32), 10, **options)
+
+
+@pytest.mark.parametrize("inside", [3, 8, 16])
+@pytest.mark.parametrize("size", [1, 7, 8])
+def test_a_short_cut_is_a_strided_convolution(inside: int, size: int) -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(inside, 5, 1, stride=2, bias=False)
+    torch.manual_seed(0)
+    ours = ShortCut(inside, 5, stride=2)
+    assert torch.equal(plain.weight, ours.weight) and plain.state_dict().keys() == ours.state_dict().keys()
+    x = torch.randn(4, inside, size, size, dtype=torch.float64)
+    outputs = [module.double()(x.requires_grad_()) for module in (plain, ours)]
+    assert torch.allclose(*outputs, rtol=1e-12, atol=1e-12)
+    upward = torch.randn_like(outputs[0])
+    for mine, its in zip(
+        torch.autograd.grad(outputs[1], [x, ours.weight], upward),
+        torch.autograd.grad(outputs[0], [x, plain.weight], upward),
+        strict=True,
+    ):
+        assert torch.allclose(mine, its, rtol=1e-12, atol=1e-12)
+
+
+def test_a_narrow_residual_network_computes_in_channels_last_order() -> None:
+    assert channels_last_is_safe(list(resnet((3, 32, 32), 10, width=4)))
 
 
 def test_the_leaf_network_is_the_published_one() -> None:
