@@ -64,12 +64,20 @@ class Studied:
     def values(self, point: Point) -> dict[str, Any]:
         """The config values of a setting."""
         rates = {key: point[key] for key in ("lr", "momentum") if key in point}
-        out = text.merge({"optimizer": {"name": "sgd"}}, {**self.changes, "optimizer": rates})
+        out = text.merge({"optimizer": {"name": "sgd"}}, {**consistent(self.changes, point), "optimizer": rates})
         if "server_momentum" in self.changes.get("fixed", {}):
             out["server_optimizer"] = {**out["optimizer"], "name": "sgd", "momentum": 0.0}
         if "beta_g" in point:
             out["update"] = {"name": "fedavgm", "beta": point["beta_g"], **out.get("update", {})}
         return {key: value for key, value in out.items() if key != "fixed"}
+
+
+def consistent(changes: Mapping[str, Any], point: Point) -> Mapping[str, Any]:
+    """A method at a point: momentum that fades with its age (`fade`) fades as it does inside the optimizer."""
+    scheme = changes.get("scheme")
+    if not isinstance(scheme, Mapping) or scheme.get("fade") is None:
+        return changes
+    return text.merge(changes, {"scheme": {"fade": point["momentum"]}})
 
 
 @dataclass(frozen=True)
@@ -181,13 +189,14 @@ def slug(label: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in label.lower()).strip("-")
 
 
-def set_aside(task: str, min_size: int, data_dir: str | None, out: Path) -> None:
-    """Write who takes part in studies (TASK-open.json) and who is set aside (TASK-aside.json), as partition files."""
+def set_aside(task: str, min_size: int, data_dir: str | None, out: Path, most: int | None = None) -> None:
+    """Write who takes part in studies (TASK-open.json) and who is set aside (TASK-aside.json), as partition files.
+    `most`: the first so many rows of each."""
     rows = load_task(task, None if data_dir is None else Path(data_dir)).everything
     parts = list(cl.partition.natural(rows.owners, min_size=min_size))
     out.mkdir(parents=True, exist_ok=True)
     for name, some in (("open", [p for i, p in enumerate(parts) if i % 3]), ("aside", parts[::3])):
-        lines = json.dumps({j: part.tolist() for j, part in enumerate(some)})
+        lines = json.dumps({j: part[:most].tolist() for j, part in enumerate(some)})
         (out / f"{task}-{name}.json").write_text(lines)
 
 
@@ -201,6 +210,7 @@ class Study:
     out: Path
     data_dir: str | None = None
     workers: int = 2
+    rounds: Callable[[Studied], int] | None = None  # of a method's test; None: as the setting says
 
     def base(self, setting: str, **more: Any) -> dict[str, Any]:
         told = {**self.settings[setting], **more, "data_dir": self.data_dir}
@@ -243,9 +253,10 @@ class Study:
         chosen = json.loads(self.tuned(setting).read_text())["chosen"]
         for seed in TESTED_WITH:
             for m in self.methods(setting):
-                values = text.merge(self.base(setting, seed=seed), m.values(chosen[m.label]))
+                rounds = int(self.settings[setting]["rounds"]) if self.rounds is None else self.rounds(m)
+                values = text.merge(self.base(setting, seed=seed, rounds=rounds), m.values(chosen[m.label]))
                 folder = self.runs(setting).out / "test" / slug(m.label) / f"seed-{seed}"
-                yield m, seed, Job(values, folder, int(self.settings[setting]["rounds"]))
+                yield m, seed, Job(values, folder, rounds)
 
     def test(self, setting: str) -> None:
         self.runs(setting).train([job for *_, job in self.tests(setting)], self.workers)
