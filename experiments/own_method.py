@@ -1,7 +1,7 @@
 """A method of our own: the study of experiments/own_method.md, which was written before it ran.
 
     python experiments/own_method.py screen --data-dir DATA --out runs/own     every option alone, on validation rows
-    python experiments/own_method.py combine --data-dir DATA --out runs/own    what was better, in pairs and together
+    python experiments/own_method.py combine --data-dir DATA --out runs/own    what was better, one added to another
     python experiments/own_method.py choose --data-dir DATA --out runs/own     the best three, tuned; the choice
     python experiments/own_method.py tune --data-dir DATA --out runs/own       the choice and its rivals, on TESTED
     python experiments/own_method.py test --data-dir DATA --out runs/own       with those values, five seeds, test rows
@@ -17,7 +17,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 GLOBAL = {"update": {"name": "fedavgm", "beta": 0.3}}
 FRONT = {"update": {"name": "fedavgm", "beta": 0.3, "half": "front"}}
+MOMENTUM: dict[str, Changes] = {", global momentum": GLOBAL, ", global momentum on the front": FRONT}
 COMPARED: dict[str, Changes] = {
     "SMoFi": {"scheme": {"name": "smofi"}},
     "SMoFi + FedAvgM": {"scheme": {"name": "smofi"}, **GLOBAL},
@@ -148,31 +149,41 @@ def better() -> list[str]:
 
 
 def combine(args: argparse.Namespace) -> None:
-    won = better()
-    sets = [*combinations(won, 2), *([tuple(won)] if len(won) > 2 else [])]
-    methods = {" + ".join(names): aligned(*names) for names in sets}
-    methods |= {f"{label}, global momentum": {**changes, **GLOBAL} for label, changes in methods.items()}
-    keep("combine", trained(methods, points((0.02, 0.05), (0.9,)), 8, args))
+    """Add the options that were better to the best of them, one by one, while that helps; then global momentum."""
+    scores = json.loads(KEPT.read_text())["screen"]
+    best, *others = sorted(better(), key=lambda name: -scores[name]["score"])
+    found = {best: scores[best]}
+
+    def attempt(label: str) -> None:
+        found.update(trained({label: ours(label)}, points((0.02, 0.05), (0.9,)), 8, args))
+
+    for name in others:
+        attempt(f"{best} + {name}")
+        best = max(best, f"{best} + {name}", key=lambda label: found[label]["score"])
+    for ending in MOMENTUM:
+        attempt(f"{best}{ending}")
+    keep("combine", found)
 
 
 def ours(label: str) -> Changes:
     """The config of one of our own methods, by the label that `screen` and `combine` gave it."""
-    names = label.removesuffix(", global momentum").split(" + ")
-    return {**aligned(*names), **(GLOBAL if label.endswith("global momentum") else {})}
+    for ending, update in MOMENTUM.items():
+        if label.endswith(ending):
+            return {**aligned(*label.removesuffix(ending).split(" + ")), **update}
+    return aligned(*label.split(" + "))
 
 
 def choose(args: argparse.Namespace) -> None:
     known = json.loads(KEPT.read_text())
     scores = {**known["screen"], **known["combine"]}
     best = sorted((label for label in scores if label not in COMPARED), key=lambda label: -scores[label]["score"])
-    methods = {**COMPARED, **{label: ours(label) for label in best[:3]}}
-    keep("choose", trained(methods, points((0.01, 0.02, 0.05, 0.1), (0.5, 0.9)), 20, args))
+    keep("choose", trained({label: ours(label) for label in best[:3]}, points((0.02, 0.05), (0.5, 0.9)), 20, args))
 
 
 def chosen() -> str:
     """The label of the method that was chosen."""
     found: dict[str, Any] = json.loads(KEPT.read_text())["choose"]
-    return max((label for label in found if label not in COMPARED), key=lambda label: found[label]["score"])
+    return max(found, key=lambda label: found[label]["score"])
 
 
 def rivals(setting: str) -> list[Studied]:
@@ -238,10 +249,12 @@ def show(args: argparse.Namespace) -> None:
 
 
 def _found(line: Mapping[str, Any], upto: int) -> dict[str, Any]:
-    """The score of a run up to a round, and what it had cost by then."""
-    share = upto / len(line["accuracy"])  # every round costs the same, but for who takes part
+    """The score of a run up to a round, and about what it had cost by then: its mean round, so many times. A run that
+    diverged is scored by the rounds it has."""
+    last = line["accuracy"][:upto][-LAST:]
+    share = min(1.0, upto / max(1, len(line["accuracy"])))
     costs = {name: share * line[name] for name in ("bytes_up", "bytes_down", "macs_client", "macs_server")}
-    return {"last_ten": statistics.fmean(line["accuracy"][upto - LAST : upto]), **costs}
+    return {"last_ten": statistics.fmean(last) if last else 0.0, **costs}
 
 
 def _against(best: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
