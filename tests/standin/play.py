@@ -1,7 +1,8 @@
 """Run the cases on the stand-in device and on the CPU, in a process of its own. Arguments: the folder, and a file.
 
-The file gets, for each case: the largest difference between the weights; what two more epochs, more clients and more
-weights add to the host's waits, to its blocking copies and to the launches.
+The file gets a line for everything that is found, as soon as it is: what it is called, and its value. Of each case: the
+largest difference between the weights; what two more epochs, more clients and more weights add to the host's waits, to
+its blocking copies and to the launches.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,16 +57,12 @@ def difference(arguments: dict[str, Any]) -> float:
     return max(float((w.double() - theirs[name].double()).abs().max()) for name, w in ours.items() if w.numel())
 
 
-def budgets(counters: Any) -> dict[str, Any]:
-    """What grows with the weights and the clients, scheme by scheme and backend by backend."""
-    found: dict[str, Any] = {}
-    for name in cases.SCHEMES:
-        for backend in ("loop", "stacked"):
-            base: dict[str, Any] = {"scheme": name, "backend": backend, "sizes": (8,) * 3}
-            few, many = counted(counters, base), counted(counters, {**base, "sizes": (8,) * 9})
-            wide = counted(counters, {**base, "model": cases.network(width=20_000)})
-            found[f"{name} {backend}"] = {"base": few, "more clients": many, "more weights": wide}
-    return found
+def budget(counters: Any, scheme: str, backend: str) -> dict[str, Any]:
+    """What grows with the weights and the clients."""
+    base: dict[str, Any] = {"scheme": scheme, "backend": backend, "sizes": (8,) * 3}
+    few, many = counted(counters, base), counted(counters, {**base, "sizes": (8,) * 9})
+    wide = counted(counters, {**base, "model": cases.network(width=20_000)})
+    return {"base": few, "more clients": many, "more weights": wide}
 
 
 def peaks(counters: Any) -> dict[str, list[float]]:
@@ -192,20 +190,39 @@ def rank(folder: str, file: str) -> None:
         Path(file).write_text(json.dumps(found))
 
 
+def findings(counters: Any) -> Iterator[tuple[str, Any]]:
+    """Everything that is found, in the order in which the tests ask for it."""
+    for name, arguments in cases.cases():
+        once, more = counted(counters, arguments), counted(counters, longer(arguments))
+        added = {what: more[what] - once[what] for what in COUNTED}
+        yield f"case {name}", {"difference": difference(arguments), "added by more steps": added}
+    for scheme in SERVED:
+        yield f"served {scheme}", served(scheme)
+    yield "stored", stored()
+    yield "uploaded", uploaded(counters)
+    yield "stacks", stacks()
+    yield "bench", benched()
+    yield "peaks", peaks(counters)
+    for scheme, backend in product(cases.SCHEMES, ("loop", "stacked")):
+        yield f"budget {scheme} {backend}", budget(counters, scheme, backend)
+
+
+def go_on() -> None:
+    """Tell the watchdog of the tests, if there is one, that this process does not stand still."""
+    watchdog = sys.modules.get("cutlayer_watchdog")
+    if watchdog is not None:
+        watchdog.arm(float(os.environ[watchdog.VARIABLE]))
+
+
 def main(folder: str, file: str) -> None:
     if "RANK" in os.environ:
         return rank(folder, file)
     counters = load(Path(folder))
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = {"cases": {}, "budgets": budgets(counters), "stored": stored()}
-    found |= {"uploaded": uploaded(counters), "stacks": stacks(), "bench": benched()}
-    found["peaks"] = peaks(counters)
-    found["served"] = {scheme: served(scheme) for scheme in SERVED}
-    for name, arguments in cases.cases():
-        once, more = counted(counters, arguments), counted(counters, longer(arguments))
-        added = {what: more[what] - once[what] for what in COUNTED}
-        found["cases"][name] = {"difference": difference(arguments), "added by more steps": added}
-    Path(file).write_text(json.dumps(found, indent=1))
+    with Path(file).open("w") as out:
+        for what, value in findings(counters):
+            print(json.dumps([what, value]), file=out, flush=True)
+            go_on()
 
 
 if __name__ == "__main__":

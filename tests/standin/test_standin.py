@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,46 +36,67 @@ def _command(file: Path) -> list[str]:
     return [sys.executable, "-m", "tests.standin.play", str(Path(FOLDER or "").absolute()), str(file)]
 
 
+class Played:
+    """The process with the device, and what it has found so far. It takes minutes, each finding seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file, self.said = folder / "found.jsonl", folder / "said.txt"
+        self.file.touch()
+        with self.said.open("w") as said:
+            self.process = subprocess.Popen(_command(self.file), stdout=subprocess.DEVNULL, stderr=said, cwd=ROOT)
+
+    def __call__(self, what: str) -> Any:
+        """Wait until this is found."""
+        while True:
+            ended = self.process.poll() is not None
+            whole, _, _ = self.file.read_text().rpartition("\n")
+            found = dict(map(json.loads, whole.splitlines()))
+            if what in found:
+                return found[what]
+            assert not ended, f"{what} was not found: {self.said.read_text()[-4000:]}"
+            time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    file = tmp_path_factory.mktemp("standin") / "found.json"
-    done = subprocess.run(_command(file), capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(file.read_text())
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    played = Played(tmp_path_factory.mktemp("standin"))
+    yield played
+    played.process.kill()
+    played.process.wait()
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_results_are_the_cpus(found: Any, name: str) -> None:
-    difference = found["cases"][name]["difference"]
+def test_the_results_are_the_cpus(found: Played, name: str) -> None:
+    difference = found(f"case {name}")["difference"]
     assert difference <= 1e-6 if any(word in name for word in ROUNDED) else difference == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_host_does_not_wait_inside_a_step(found: Any, name: str) -> None:
-    added = found["cases"][name]["added by more steps"]
+def test_the_host_does_not_wait_inside_a_step(found: Played, name: str) -> None:
+    added = found(f"case {name}")["added by more steps"]
     assert added["launches"] > 100, "there were no more steps"
     assert (added["waits"], added["blocking_uploads"]) == (0, 0)
 
 
 @pytest.mark.parametrize("scheme", SERVED)
-def test_a_server_on_the_device(found: Any, scheme: str) -> None:
-    assert found["served"][scheme]
+def test_a_server_on_the_device(found: Played, scheme: str) -> None:
+    assert found(f"served {scheme}")
 
 
-def test_data_on_the_device_and_a_resumed_run(found: Any) -> None:
-    assert len(found["stored"]) == 3 and all(found["stored"].values()), found["stored"]
+def test_data_on_the_device_and_a_resumed_run(found: Played) -> None:
+    stored = found("stored")
+    assert len(stored) == 3 and all(stored.values()), stored
 
 
 @pytest.mark.parametrize("rows", ["tensors", "shared"])
-def test_rows_on_the_device_are_sent_once(found: Any, rows: str) -> None:
+def test_rows_on_the_device_are_sent_once(found: Played, rows: str) -> None:
     """That the weights are the CPU's is checked where they are."""
-    sent = found["uploaded"][rows]
+    sent = found("uploaded")[rows]
     assert sent["auto"] == sent["yes"] < sent["no"] / 2
 
 
-def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Any) -> None:
-    stacks = found["stacks"]
+def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Played) -> None:
+    stacks = found("stacks")
     sizes = [stacks[f"{mib} MiB"][0] for mib in (64, 4, 2, 1)]
     assert sizes[0] == 256 and all(a is None or b is None or a >= b for a, b in pairwise(sizes))
     assert len(set(sizes)) > 2
@@ -85,8 +108,8 @@ def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Any
     assert begun == resumed == sizes[1] is not None and stacks["same bits"]
 
 
-def test_a_block_of_figures_to_paste(found: Any) -> None:
-    head, _, columns, rule, *models = found["bench"].splitlines()
+def test_a_block_of_figures_to_paste(found: Played) -> None:
+    head, _, columns, rule, *models = found("bench").splitlines()
     assert head.startswith("cutlayer ") and "stand-in (standin" in head and "1.0 GiB" in head
     assert columns.count("|") == rule.count("|") == 11
     assert [line.split("|")[1].strip() for line in models] == ["tiny-cnn", "mlp"]
@@ -114,14 +137,15 @@ def test_two_ranks_each_with_a_device_of_its_own(tmp_path: Path) -> None:
             assert not w.numel() or float(difference.max()) <= (1e-6 if name == "adaptive" else 0), (name, key)
 
 
-def test_a_run_uses_no_more_memory_than_was_said(found: Any) -> None:
-    assert len(found["peaks"]) == 56
-    for name, (need, peak) in found["peaks"].items():
+def test_a_run_uses_no_more_memory_than_was_said(found: Played) -> None:
+    peaks = found("peaks")
+    assert len(peaks) == 56
+    for name, (need, peak) in peaks.items():
         assert 0 < peak <= need < 4 * peak, (name, need, peak)
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_waits_depend_on_neither_weights_nor_clients(found: Any, name: str) -> None:
-    base, clients, weights = (found["budgets"][name][k] for k in ("base", "more clients", "more weights"))
+def test_waits_depend_on_neither_weights_nor_clients(found: Played, name: str) -> None:
+    base, clients, weights = (found(f"budget {name}")[k] for k in ("base", "more clients", "more weights"))
     assert clients["waits"] == weights["waits"] == base["waits"]
     assert clients["launches"] > base["launches"] == weights["launches"]
