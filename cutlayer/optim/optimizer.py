@@ -4,7 +4,8 @@
     update       w and its moments m, from g        t = steps since the memory was reset, counting from 1
 
 Momentum fusion needs one thing more: how a step continues from the fused momentum. An optimizer with one moment
-implements `fused`, which takes the step and overwrites the gradient with the new moment. With several moments, each new
+implements `fused`, which takes the step and overwrites the gradient with the new moment (and, if it can take weight
+decay along, `fused_with_decay`). With several moments, each new
 one must be beta*m + fresh(g): `betas` are the factors of the old moments, and `accumulate` adds fresh(g).
 """
 
@@ -57,6 +58,14 @@ class OneMoment(Optimizer, Protocol):
 
     def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
         """Take step t of rows whose moment is m_bar: update w in place, and overwrite g with the new moment."""
+
+
+@runtime_checkable
+class OnePass(OneMoment, Protocol):
+    """An optimizer with one moment that takes weight decay and step together, faster than one after the other."""
+
+    def fused_with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        """`regularise`, then `fused`, of rows (a matrix) whose elements lie side by side in each row."""
 
 
 @runtime_checkable

@@ -12,6 +12,9 @@ from torch import Tensor
 from cutlayer.errors import expect, is_number
 from cutlayer.optim.optimizer import Decay, check_rates
 
+LONG = 2**14
+"""Numbers in a row that are worth a call of torch's kernel for a whole step, which takes one row at a time."""
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -46,6 +49,30 @@ class SGD:
     def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
         w.add_(g.add_(past), alpha=-eta)
 
+    def fused_with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        """g <- g + (past + lam*w); w <- w - eta*g."""
+        lam = self.weight_decay
+        if g.device.type == "cpu" and g.dtype in (torch.float32, torch.float64) and g.shape[-1] >= LONG:
+            _in_one_pass(w, g, past, eta, lam)
+        else:
+            w.add_(g.add_(torch.add(past, w, alpha=lam) if lam else past), alpha=-eta)
+
+
+def _in_one_pass(w: Tensor, g: Tensor, past: Tensor, eta: float, lam: float) -> None:
+    """The same, to the bit, by torch's kernel for a step of SGD, where g is the momentum and `past` the gradient."""
+    torch._fused_sgd_(
+        w.unbind(),
+        [past] * len(g),
+        g.unbind(),
+        weight_decay=lam,
+        momentum=1.0,
+        lr=eta,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=False,
+    )
+
 
 @dataclass(frozen=True)
 class NAG(SGD):
@@ -57,3 +84,7 @@ class NAG(SGD):
 
     def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
         w.add_(g, alpha=-eta).add_(g.add_(past), alpha=-eta * self.momentum)
+
+    def fused_with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        self.regularise(g, w)
+        self.fused(w, g, past, eta, t)

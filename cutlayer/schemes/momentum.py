@@ -26,10 +26,12 @@ from cutlayer.errors import ContractError
 from cutlayer.nn.flat import Rows
 from cutlayer.optim.fusion import Staleness, Weight, cosine
 from cutlayer.optim.memory import Moments, runs
-from cutlayer.optim.optimizer import LinearMoments, OneMoment, Optimizer
+from cutlayer.optim.optimizer import LinearMoments, OneMoment, OnePass, Optimizer
 from cutlayer.schemes.server import Server
 
 ALL = slice(None)
+Take = Callable[[Tensor, Tensor], None]
+"""Takes a step of rows (w, g)."""
 
 
 class FusedMomentum:
@@ -63,10 +65,12 @@ class FusedMomentum:
     def advance(self, at: slice) -> Callable[[slice], None]:
         """Return a function that takes the step of some rows from m_bar, on one part of them."""
         w, g, t = self.rows.w, self.rows.g, self.t + self.k + 1
-        step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t)
+        whole = self.server.regularised  # g is h already
+        step = self.kind.step([m[at] for m in self.m_bar], self.server.eta, t, decays=not whole)
 
         def take(some: slice) -> None:
-            self.server.regularise(g[some, at], w[some, at], at)
+            if not whole:
+                self.server.pull(g[some, at], w[some, at], at)
             step(w[some, at], g[some, at])
 
         return take
@@ -143,8 +147,8 @@ class Kind(Protocol):
     def corrected(self) -> Sequence[float]:
         """For each moment the beta of its bias correction; 0: it has none."""
 
-    def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
-        """Return a function that takes step t of rows (w, g), from m_bar."""
+    def step(self, m_bar: Sequence[Tensor], eta: float, t: int, decays: bool) -> Take:
+        """Return a function that takes step t of rows (w, g), from m_bar. `decays`: with weight decay."""
 
     def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: float) -> None:
         """Begin the sum of momenta that count n together."""
@@ -163,10 +167,15 @@ class InRows:
 
     def __init__(self, optimizer: OneMoment) -> None:
         self.optimizer = optimizer
+        self.with_decay = optimizer.fused_with_decay if isinstance(optimizer, OnePass) else self._with_decay
 
-    def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
-        past = self.optimizer.past(m_bar[0])
-        return lambda w, g: self.optimizer.fused(w, g, past, eta, t)
+    def step(self, m_bar: Sequence[Tensor], eta: float, t: int, decays: bool) -> Take:
+        past, step = self.optimizer.past(m_bar[0]), self.with_decay if decays else self.optimizer.fused
+        return lambda w, g: step(w, g, past, eta, t)
+
+    def _with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        self.optimizer.regularise(g, w)
+        self.optimizer.fused(w, g, past, eta, t)
 
     def begin(self, total: Sequence[Tensor], m_bar: Sequence[Tensor], n: float) -> None:
         total[0].zero_()
@@ -184,8 +193,10 @@ class Linear:
     def __init__(self, optimizer: LinearMoments) -> None:
         self.optimizer, self.corrected = optimizer, optimizer.betas
 
-    def step(self, m_bar: Sequence[Tensor], eta: float, t: int) -> Callable[[Tensor, Tensor], None]:
+    def step(self, m_bar: Sequence[Tensor], eta: float, t: int, decays: bool) -> Take:
         def take(w: Tensor, g: Tensor) -> None:
+            if decays:
+                self.optimizer.regularise(g, w)
             m_j = [m.expand_as(g).clone(memory_format=torch.contiguous_format) for m in m_bar]
             self.optimizer.update(w, g, m_j, eta, t)
 

@@ -242,10 +242,15 @@ class Server:
             regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
         return torch.zeros(()) if joint(rule) else clip(rule, h, squared(h))
 
-    def regularise(self, g: Tensor, w: Tensor, at: slice) -> None:
-        """g <- h for one part of some rows, unless it has been done already."""
-        if not clips_regularised(self.local):
-            regularise(self.local, self.optimizer, g, w, self.start.w[at])
+    @property
+    def regularised(self) -> bool:
+        """Whether a gradient in its row is h already, since a rule needed the whole of it."""
+        return clips_regularised(self.local)
+
+    def pull(self, g: Tensor, w: Tensor, at: slice) -> None:
+        """Add the local rule's term to one part of some gradients, before weight decay."""
+        if self.local is not None:
+            self.local.pull(g, w, self.start.w[at])
 
     def step(self, rows: Rows, memory: Memory, which: Sequence[int]) -> None:
         """Take the optimizer step of these rows, with weight decay and local rule. Rows whose gradient still lacks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 import cutlayer as cl
 from cutlayer.optim.memory import Memory
-from cutlayer.optim.optimizer import Optimizer, rate
+from cutlayer.optim.optimizer import OnePass, Optimizer, rate
+from cutlayer.optim.sgd import LONG
 
 STEPS = 20
 ETA = 0.07
@@ -174,3 +176,36 @@ def test_bad_moments_are_refused(kind: Callable[..., Optimizer], field: str, val
 def test_momentum_zero_and_betas_as_a_list_are_allowed() -> None:
     assert not cl.SGD(momentum=0).remembers and cl.SGD().remembers
     assert cl.Adam(betas=[0.5, 0.6]).betas == (0.5, 0.6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("length", [5, LONG - 1, LONG, LONG + 3])
+@pytest.mark.parametrize("optimizer", [cl.SGD(0.1, 0.9, 0.01), cl.SGD(0.1, 0.9, 0.0), cl.NAG(0.1, 0.8, 0.02)], ids=str)
+def test_weight_decay_and_a_step_from_the_fused_momentum_at_once(
+    optimizer: cl.SGD, length: int, dtype: torch.dtype
+) -> None:
+    """Rows that are parts of longer ones: all that is outside them stays as it was."""
+    assert isinstance(optimizer, OnePass)
+    torch.manual_seed(0)
+    rows = torch.randn(2, 3, length + 9, dtype=dtype)
+    expected, past = rows.clone(), optimizer.past(torch.randn(length, dtype=dtype))
+    (w, g), (w0, g0) = rows[:, :, 4:-5].unbind(), expected[:, :, 4:-5].unbind()
+    optimizer.regularise(g0, w0)
+    optimizer.fused(w0, g0, past, 0.1, 3)
+    optimizer.fused_with_decay(w, g, past, 0.1, 3)
+    torch.testing.assert_close(rows, expected)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other processors may round otherwise")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("lam", [0.0, 0.01])
+def test_long_rows_step_to_the_bits_of_short_ones(lam: float, dtype: torch.dtype) -> None:
+    optimizer = cl.SGD(0.1, 0.9, lam)
+    torch.manual_seed(0)
+    w, g, past = (torch.randn(3, LONG + 13, dtype=dtype) for _ in range(3))
+    for at in (slice(0, LONG - 5), slice(LONG - 5, None)):
+        short = [t[:, at].clone() for t in (w, g)]
+        optimizer.fused_with_decay(short[0], short[1], past[0, at], 0.1, 3)
+        whole = [t.clone() for t in (w, g)]
+        optimizer.fused_with_decay(whole[0], whole[1], past[0], 0.1, 3)
+        assert all(torch.equal(a, b[:, at]) for a, b in zip(short, whole, strict=True))
