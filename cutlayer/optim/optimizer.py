@@ -62,7 +62,8 @@ class OneMoment(Optimizer, Protocol):
 
 @runtime_checkable
 class OnePass(OneMoment, Protocol):
-    """An optimizer with one moment that takes weight decay and step together, faster than one after the other."""
+    """An optimizer with one moment that takes weight decay and step together, faster than one after the other. A class
+    that inherits it from another has another step, perhaps, and is not asked for it."""
 
     def fused_with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
         """`regularise`, then `fused`, of rows (a matrix) whose elements lie side by side in each row."""

@@ -84,7 +84,3 @@ class NAG(SGD):
 
     def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
         w.add_(g, alpha=-eta).add_(g.add_(past), alpha=-eta * self.momentum)
-
-    def fused_with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
-        self.regularise(g, w)
-        self.fused(w, g, past, eta, t)

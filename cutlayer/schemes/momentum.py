@@ -167,7 +167,9 @@ class InRows:
 
     def __init__(self, optimizer: OneMoment) -> None:
         self.optimizer = optimizer
-        self.with_decay = optimizer.fused_with_decay if isinstance(optimizer, OnePass) else self._with_decay
+        self.with_decay = self._with_decay
+        if isinstance(optimizer, OnePass) and "fused_with_decay" in vars(type(optimizer)):
+            self.with_decay = optimizer.fused_with_decay
 
     def step(self, m_bar: Sequence[Tensor], eta: float, t: int, decays: bool) -> Take:
         past, step = self.optimizer.past(m_bar[0]), self.with_decay if decays else self.optimizer.fused

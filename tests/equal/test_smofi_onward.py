@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import cutlayer as cl
+from cutlayer.optim import sgd
 from tests.equal.naive import copied, difference
 
 ETA, BETA, DECAY, B, STEPS = 0.1, 0.9, 0.01, 4, 2
@@ -52,10 +55,7 @@ def restated(rounds: int, nesterov: bool) -> nn.Sequential:
     return whole
 
 
-@pytest.mark.parametrize("backend", ["loop", "stacked"])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_the_fused_momentum_lives_on(nesterov: bool, backend: str) -> None:
-    kind = cl.NAG if nesterov else cl.SGD
+def trained(kind: type[cl.SGD], backend: str) -> nn.Module:
     result = cl.train(
         model(),
         [data(rows) for rows in SIZES],
@@ -69,4 +69,37 @@ def test_the_fused_momentum_lives_on(nesterov: bool, backend: str) -> None:
         shuffle=False,
         backend=backend,
     )
-    assert difference(result.model, restated(2, nesterov)) <= 1e-9
+    return result.model
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_fused_momentum_lives_on(nesterov: bool, backend: str) -> None:
+    assert difference(trained(cl.NAG if nesterov else cl.SGD, backend), restated(2, nesterov)) <= 1e-9
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_long_rows_decay_and_step_in_one_pass(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    calls, real = list[int](), sgd._in_one_pass
+
+    def listening(w: Tensor, *more: Any) -> None:
+        calls.append(len(w))
+        real(w, *more)
+
+    monkeypatch.setattr(sgd, "LONG", 1)
+    monkeypatch.setattr(sgd, "_in_one_pass", listening)
+    assert difference(trained(cl.SGD, backend), restated(2, False)) <= 1e-9
+    assert sum(calls) == 2 * STEPS * len(SIZES)
+
+
+class OwnStep(cl.SGD):
+    """Inherits a way to take weight decay along that does not belong to its step."""
+
+    def fused(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
+        w.add_(g, alpha=-eta).add_(g.add_(past), alpha=-eta * self.momentum)
+
+
+def test_a_step_of_ones_own_is_taken() -> None:
+    from_nag = cl.train(model(), [data(8)], cut=0, scheme="smofi", server_optimizer=cl.NAG(), rounds=1, batch_size=4)
+    own = cl.train(model(), [data(8)], cut=0, scheme="smofi", server_optimizer=OwnStep(), rounds=1, batch_size=4)
+    assert difference(own.model, from_nag.model) == 0
