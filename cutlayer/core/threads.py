@@ -62,6 +62,10 @@ class Workers:
         call costs the same, however much it does."""
         return cls(n) if device.type == "cpu" else cls(1, ALL, ALL)
 
+    def resized(self, n: int) -> Workers:
+        """Return n workers that process as much in one call."""
+        return Workers(n, self.part, self.together)
+
     def sweep(self, end: int, visit: Callable[[slice], None], start: int = 0) -> None:
         """Call `visit` on every part of a vector from start to end."""
         self.map(visit, self.parts(end, start))

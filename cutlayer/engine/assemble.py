@@ -23,6 +23,7 @@ from cutlayer.data.views import Population
 from cutlayer.engine import backend, inputs, memory_limit, resident
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
+from cutlayer.engine.memory_limit import Need
 from cutlayer.engine.options import Options
 from cutlayer.engine.records import Global
 from cutlayer.engine.resident import OnDevice
@@ -226,15 +227,19 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
     moments = parts.optimizer.moments, parts.server_optimizer.moments
     sums, style = int(o.accumulate > 1), a.style
     spare = sums, max(2 * sums, int(joint(parts.local)))  # the sums of micro-batches; the gradients before a step
-    counter = functools.partial(memory_limit.counter, s, o.batch_size, a.traits, moments, a.attached, spare)
-    limit, free = o.memory_limit, backend.room(s.device, a.processes.size == 1) if o.stack is None else None
-    rooms = [] if limit is None or separate else [limit * 2**20]
-    for room in rooms + ([] if free is None else [free]):
-        a = replace(a, how=memory_limit.shrunk(a.how, room, share, counter))
-    count = functools.cache(lambda: counter(a.how))
-    group = None if limit is None else memory_limit.group(limit, share, separate, count(), a.how.size)
-    evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, a.how.workers, a.processes)
+    measure = functools.partial(memory_limit.measured, s, o.batch_size, a.traits, moments, a.attached, spare)
+    measured = functools.cache(measure)
+    free = backend.room(s.device, a.processes.size == 1) if o.stack is None else None
+    fit = memory_limit.fit(measured, a.how, o.memory_limit, free, share, separate)
+    same, a = fit.how.size == a.how.size, replace(a, how=fit.how)
+    testers = a.how.workers.resized(fit.testers)
+    evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, testers, a.processes, fit.rows)
     tested = len(a.data.tests) and (away is None or a.traits.carry != "keep")
+
+    def need() -> Need:
+        testing = evaluator.under_way * measured().tested if tested else 0.0
+        return replace(measured().need(a.how, fit.group or share), testing=testing)
+
     return Setup(
         scheme=parts.scheme,
         local=parts.local,
@@ -265,12 +270,12 @@ def _setup(a: Assembly, classes: int | None) -> Setup:
         histogram=inputs.Histograms(a.data.trains, classes),
         spill_cache=SpillCache(None if o.kept_memory is None else int(o.kept_memory * 2**20)),
         backend=a.how,
-        stack=a.how.size if a.how.name == "stacked" and (o.stack or s.device.type != "cpu") else None,
+        stack=a.how.size if a.how.name == "stacked" and (o.stack or s.device.type != "cpu" or not same) else None,
         processes=a.processes,
         trains=a.processes if a.spread else ONE_PROCESS,
         sources=a.data.trains if away is None else (),
-        group=group,
-        need=lambda: count()(group or share),
+        group=fit.group,
+        need=need,
         seed=o.seed,
         device=s.device,
         torch_threads=o.torch_threads,

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from cutlayer.core.devices import memory
+from cutlayer.core.group import ProcessGroup
 from cutlayer.core.randomness import OwnRandomness, Randomness
 from cutlayer.core.threads import Workers
 from cutlayer.engine.options import Options
 from cutlayer.engine.subject import Subject
-from cutlayer.errors import expect, is_whole, unknown
+from cutlayer.errors import ContractError, expect, is_whole, unknown
 from cutlayer.nn.cut import checked_blocks
 from cutlayer.nn.flat import Half, half
 from cutlayer.nn.macs import Shape
@@ -43,12 +44,18 @@ class Backend:
     size: int = 1  # clients in one graph
     workers: Workers = field(default_factory=Workers)
     randomness: Randomness = "own"
+    asked: int = 0  # threads that were asked for, where fewer fit into memory
+
+    def with_threads(self, n: int) -> Backend:
+        """The same on n threads."""
+        return self if n == self.workers.n else replace(self, workers=self.workers.resized(n))
 
     @property
     def words(self) -> str:
         """The choice in words, for people."""
         threads = "1 thread" if self.workers.n == 1 else f"{self.workers.n} threads"
-        parts = [f"{self.name} ({self.why}), {threads}"]
+        more = f" ({self.asked} do not fit into memory_limit)" if self.asked else ""
+        parts = [f"{self.name} ({self.why}), {threads}{more}"]
         for side, reason in (("client", self.front), ("server", self.back)):
             if self.name == "stacked" and reason is not None:
                 parts.append(f"the {side} half is not stacked: {reason}")
@@ -89,6 +96,16 @@ def room(device: torch.device, alone: bool) -> float | None:
     ranks, which might have more or less free memory and would stack otherwise."""
     there = memory(device)
     return None if there is None else GPU_SHARE * there.free if alone else GPU_WHOLE * there.total
+
+
+def refuse_unlike(how: Backend, processes: ProcessGroup) -> None:
+    """Refuse ranks whose stacks differ in size: their shares of a round would overlap."""
+    sizes = processes.everyones(how.size)
+    if len(set(sizes)) > 1:
+        raise ContractError(
+            f"stack: the ranks chose {', '.join(map(str, sizes))} clients in one graph; expected the same number on "
+            f"all of them, as with stack={min(sizes)}"
+        )
 
 
 def cores() -> int:

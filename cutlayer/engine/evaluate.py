@@ -78,8 +78,10 @@ class Evaluator:
         metric: Metric | None = None,
         workers: Workers | None = None,
         processes: ProcessGroup = ONE_PROCESS,
+        most: int = BATCH,
     ) -> None:
-        self.workers, self.processes = workers or Workers(), processes
+        """`most`: rows of a batch, at most."""
+        self.workers, self.processes, self.most = workers or Workers(), processes, most
         self.tests, self.loss, self.per_client, self.metric = tests, subject.loss, per_client, metric
         self._subject = subject
 
@@ -102,7 +104,12 @@ class Evaluator:
         with OwnRandomness():
             out = self.whole(ordered(self._subject.x, self.whole.images), self.whole.views(self._subject.W))
         assert isinstance(out, Tensor)
-        return max(1, min(BATCH, LARGEST * len(out) // max(out.nbytes, 1)))
+        return max(1, min(BATCH, self.most, LARGEST * len(out) // max(out.nbytes, 1)))
+
+    @property
+    def under_way(self) -> int:
+        """How many rows of a test are computed at once, at most."""
+        return self.workers.n * min(self.rows, max(map(len, self.tests), default=0))
 
     @torch.no_grad()
     def pooled(self, W: Vectors) -> Scores:

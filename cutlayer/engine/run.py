@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cutlayer.core.lazy import Lazy
+from cutlayer.engine.backend import refuse_unlike
 from cutlayer.engine.players import player
 from cutlayer.engine.progress import Display
 from cutlayer.engine.records import Global, Round, counted
@@ -45,6 +46,7 @@ class Run(Iterator[Round]):
         self._model, self._target, self._reached = model, target, False
         self._progress = progress
         self._display: Display | None = None
+        self._begun = False  # here, that is; it may have been resumed
         self._player = player(setup)
         self.setup, self.state = setup, state
         self.history: list[Round] = []
@@ -95,6 +97,9 @@ class Run(Iterator[Round]):
 
     def _played(self) -> tuple[Global, Round]:
         """Play the next round. A cohort of remote clients allows another attempt after one that too few finished."""
+        if not self._begun:
+            refuse_unlike(self.setup.backend, self.setup.processes)
+        self._begun = True
         cohort, attempt = self.setup.cohort, 0
         while True:
             try:

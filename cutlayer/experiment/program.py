@@ -89,10 +89,13 @@ class Where:
 
 
 def continued(options: Options, where: Where) -> Options:
-    """Return the options with the size of stacks that the run in the folder, if there is one, chose when it began."""
-    if options.stack is not None or not where.exists:
+    """Return the options with the backend and the size of stacks that the run in the folder, if there is one, chose
+    when it began."""
+    if not where.exists:
         return options
-    return replace(options, stack=where.told().get("stack"))
+    told = where.told()
+    name = told.get("backend", "auto") if options.backend == "auto" else options.backend
+    return replace(options, backend=name, stack=told.get("stack") if options.stack is None else options.stack)
 
 
 def recorded(run: Run, model: nn.Module, options: Options, where: Where, serve: Mapping[str, Any] | None = None) -> Run:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import cutlayer as cl
 from cutlayer.cli.main import main
@@ -56,17 +58,18 @@ def rounds(make: Callable[[], nn.Module] = model, sizes: Sequence[int] = SIZES, 
 
 def counted(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Callable[[int], Need]:
     """How a run like this counts: clients of a round -> what they need."""
-    made: list[Callable[[int], Need]] = []
-    real = memory_limit.counter
+    made: list[memory_limit.Sizes] = []
+    real = memory_limit.measured
 
-    def listening(*arguments: Any) -> Callable[[int], Need]:
+    def listening(*arguments: Any) -> memory_limit.Sizes:
         made.append(real(*arguments))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory_limit, "counter", listening)
-        rounds(memory_limit=1e6, **more)
-    return made[0]
+        patch.setattr(memory_limit, "measured", listening)
+        run = rounds(memory_limit=1e6, **more)
+    (sizes,) = made
+    return lambda m: sizes.need(run.setup.backend, m)
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> list[int]:
@@ -104,8 +107,9 @@ GROUPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_groups_train_what_everybody_would(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Weights, what is kept, and records, to the bit; six of seven clients a round, in groups of two."""
-    more = {"participation": 6, **GROUPED[name]}
+    """Weights, what is kept, and records, to the bit; six of seven clients a round, in groups of two. (Their test fits
+    into memory as one batch, in either run.)"""
+    more = {"participation": 6, "test": clients([15])[0], **GROUPED[name]}
     limit = counted(monkeypatch, **more)(2).total / MIB
     whole, grouped = rounds(**more), rounds(**more, memory_limit=limit)
     assert whole.setup.group is None and grouped.setup.group == 2
@@ -137,7 +141,92 @@ def test_groups_are_whole_stacks(monkeypatch: pytest.MonkeyPatch, scheme: str) -
     ("limit", "unit", "found"), [(20, 1, None), (19.5, 1, 19), (7.5, 1, 7), (7.5, 3, 6), (7.5, 10, 7), (1, 1, 1)]
 )
 def test_as_many_as_fit(limit: float, unit: int, found: int | None) -> None:
-    assert memory_limit.group(limit, 20, True, lambda m: Need(m * MIB, 0, 0, 0), unit) == found
+    assert memory_limit.in_groups(limit, 20, True, lambda m: Need(m * MIB, 0, 0, 0), unit) == found
+
+
+# ---- Threads and tests -------------------------------------------------------------------------------------------
+
+
+def limited(share: float, n: int, **more: Any) -> cl.Run:
+    """A run of n threads with a limit that is a share of what one thread needs."""
+    need = rounds(**{**more, "test": None, "out": None}).setup.need().total
+    return rounds(**{**more, "threads": n, "memory_limit": share * need / MIB})
+
+
+@pytest.mark.parametrize("share", [0.85, 0.9, 1.0, 1.3])
+@pytest.mark.parametrize("scheme", ["smofi", "fedavg", "psl"])
+def test_bits_do_not_depend_on_the_number_of_threads(scheme: str, share: float) -> None:
+    """Stacks and groups are chosen as for one thread, then as many threads as fit beside them."""
+    runs = [limited(share, n, scheme=scheme, backend="stacked", batch_size=2) for n in (1, 2, 3, 8)]
+    found = [[one.train_loss for one in run] for run in runs]
+    assert all(losses == found[0] for losses in found)
+    assert all(state(run) == state(runs[0]) for run in runs)
+    assert len({(run.setup.backend.name, run.setup.backend.size, run.setup.stack) for run in runs}) == 1
+
+
+def test_no_more_threads_than_fit() -> None:
+    told: dict[str, Any] = {"scheme": "smofi", "make": wide, "batch_size": 2, "test": None}
+    one, two, eight = (rounds(**{**told, "threads": n}).setup.need().total / MIB for n in (1, 2, 8))
+    assert one < two < eight
+    for limit, n in ((eight, 7), (two, 2), ((one + two) / 2, 1), (one, 1)):  # of seven clients
+        setup = rounds(**{**told, "threads": 8, "memory_limit": limit}).setup
+        assert (setup.backend.workers.n, setup.group) == (8 if limit == eight else n, None)
+        assert ("(8 do not fit into memory_limit)" in setup.backend.words) == (limit != eight)
+        assert setup.need().total / MIB <= limit
+
+
+@pytest.mark.parametrize("begun", [1, 4])
+def test_a_run_with_a_limit_goes_on_with_any_number_of_threads(tmp_path: Path, begun: int) -> None:
+    told: dict[str, Any] = {"scheme": "smofi", "backend": "auto", "batch_size": 2}
+    whole = limited(0.85, 1, **told)
+    assert whole.setup.backend.name == "loop" or whole.setup.backend.size < 10
+    *_, expected = whole
+    part = limited(0.85, begun, **told, out=tmp_path)
+    next(part)
+    part.close()
+    *_, last = limited(0.85, 5 - begun, **told, out=tmp_path)
+    assert last.n == 2 and last.train_loss == expected.train_loss
+
+
+def test_a_run_that_was_looped_for_lack_of_memory_goes_on_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(backend, "room", lambda device, alone: 1000.0)
+    part = rounds(backend="auto", out=tmp_path)
+    assert part.setup.backend.name == "loop"
+    next(part)
+    part.close()
+    monkeypatch.setattr(backend, "room", lambda device, alone: 1e12)
+    rest = rounds(backend="auto", out=tmp_path)
+    assert rest.setup.backend.name == "loop" and [one.n for one in rest] == [2]
+
+
+@pytest.mark.parametrize("scheme", ["smofi", "fedavg"])
+def test_a_test_obeys_the_limit(scheme: str) -> None:
+    """Its batches are smaller, and fewer threads compute them; scores are the same but for rounding."""
+    told: dict[str, Any] = {"scheme": scheme, "test": clients([3000])[0], "rounds": 1, "threads": 3}
+    free = rounds(**told)
+    without = rounds(**{**told, "test": None, "threads": 1}).setup.need().total
+    assert free.setup.need().total > 2 * without  # 512 rows in each of three threads
+    bound = rounds(**told, memory_limit=without / MIB)
+    evaluator = bound.setup.evaluator
+    assert evaluator is not None and 1 <= evaluator.rows < 512 and evaluator.workers.n == 1
+    assert bound.setup.need().total <= without
+    (one,), (other,) = free, bound
+    assert one.accuracy == other.accuracy and one.loss == pytest.approx(other.loss, rel=1e-5)
+
+
+def test_what_a_test_needs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak of all that a test allocates, outputs included, is within what is counted."""
+    run = rounds(wide, scheme="fedavg", test=clients([2000])[0], rounds=1)
+    next(run)
+    evaluator = run.setup.evaluator
+    assert evaluator is not None
+    evaluator.pooled(run.state.W)  # whatever is made once
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        evaluator.pooled(run.state.W)
+    events = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    steps = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    peak = max(itertools.accumulate(size for _, size in steps))
+    assert 0.2 * run.setup.need().testing < peak <= run.setup.need().testing
 
 
 # ---- Refusals ----------------------------------------------------------------------------------------------------

@@ -171,10 +171,18 @@ class Broken(torch.utils.data.Dataset[tuple[Tensor, int]]):
 
 def fails(file: str, scheme: str) -> None:
     """Train with a client whose data break in the first round; write down how that ended here."""
-    clients = [Broken(j, 12) for j in range(4)]
-    given: dict[str, Any] = {"batch_size": 4, "local_epochs": 1, "rounds": 2, "backend": "loop"}
+    _ended(file, [Broken(j, 12) for j in range(4)], scheme=scheme, backend="loop")
+
+
+def stacks(file: str, scheme: str) -> None:
+    """Train with stacks of another size at every rank, as GPUs of different memory choose them."""
+    _ended(file, [data(j, 12) for j in range(4)], scheme=scheme, backend="stacked", stack=2 + join("ordered").rank)
+
+
+def _ended(file: str, clients: Sequence[Any], **more: Any) -> None:
+    given: dict[str, Any] = {"batch_size": 4, "local_epochs": 1, "rounds": 2}
     try:
-        cl.train(tiny(), clients, data(9, 8), scheme=scheme, ranks="ordered", **given)
+        cl.train(tiny(), clients, data(9, 8), ranks="ordered", **given, **more)
         said = "nothing"
     except cl.CutlayerError as error:
         said = f"{type(error).__name__}: {error}"

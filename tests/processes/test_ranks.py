@@ -147,3 +147,14 @@ def test_an_error_of_a_client_on_another_rank_names_it_on_all(tmp_path: Path) ->
         said = Path(f"{file}.{rank_number}").read_text()
         assert said.startswith("ContractError: round 1, client 3, step "), said
         assert said.endswith("OSError: the disk is gone"), said
+
+
+@pytest.mark.parametrize("scheme", ["smofi", "cyclesfl"])
+def test_ranks_that_would_stack_differently_are_refused(tmp_path: Path, scheme: str) -> None:
+    """Their shares of a round would overlap."""
+    file = tmp_path / "said"
+    with launched(2, harness.stacks, str(file), scheme) as ranks:
+        for rank in ranks:
+            assert rank.wait() == 0, rank.err[-2000:]
+    words = "ContractError: stack: the ranks chose 2, 3 clients in one graph; expected the same number on all of them"
+    assert all(Path(f"{file}.{number}").read_text().startswith(words) for number in range(2))
