@@ -61,8 +61,8 @@ WRITERS: dict[str, Any] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "cifar10": CIFAR,
-    "cifar10-10": {**CIFAR, "participation": 10, "rounds": 30},
-    "cifar10-40": {**CIFAR, "participation": 40, "rounds": 30},
+    "cifar10-10": {**CIFAR, "train_rows": 10_000, "participation": 10, "rounds": 30},
+    "cifar10-40": {**CIFAR, "train_rows": 10_000, "participation": 40, "rounds": 30},
     "femnist": {**CIFAR, **WRITERS, "rounds": 30},
     "femnist-cyclesl": {
         **{**CIFAR, **WRITERS, "protocol": "cyclesl", "participation": 0.05, "last_batch": "keep"},
@@ -75,8 +75,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+FEWER = ("FedAvg", "FedAvgM", "SMoFi", "SMoFi + FedAvgM", "control (a): no local momentum, FedAvgM(0.9)")
+
+
 def methods(setting: str) -> list[Studied]:
-    """The methods that a setting allows: FedNAG averages momentum that protocol cyclesl leaves to each client."""
+    """The methods of a setting. FedNAG averages momentum that protocol cyclesl leaves to each client."""
+    if setting in ("cifar10-10", "cifar10-40"):
+        return [m for m in METHODS if m.label in FEWER]
     return [m for m in METHODS if not (m.label == "FedNAG" and SETTINGS[setting].get("protocol") == "cyclesl")]
 
 
