@@ -12,11 +12,13 @@ import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from cutlayer.core.attention import PlainAttention, fused_somewhere
 
 Randomness = Literal["none", "own", "compiled"]
 """Whether a model's forward draws random numbers: "none" of them, or some, from its "own" generator. "compiled": none,
@@ -52,6 +54,18 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.number, self.used = number, False
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._attention = PlainAttention() if fused_somewhere() else None
+
+    def __enter__(self) -> Self:
+        if self._attention is not None:
+            self._attention.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        super().__exit__(*ended)  # type: ignore[no-untyped-call]
+        if self._attention is not None:
+            self._attention.__exit__(*ended)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, how = kwargs or {}, _how_it_draws(func)
@@ -95,8 +109,8 @@ class OwnRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return input.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
 
     def _lent(self, device: torch.device, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that can draw only from the device's global generator, such as the dropout inside attention
-        on a GPU: for this one call, that generator has the state of ours."""
+        """Run an operation that can draw only from the device's global generator, such as the dropout inside a fused
+        kernel of attention: for this one call, that generator has the state of ours."""
         known = {a.name: a.default_value for a in func._schema.arguments}
         if {**known, **dict(zip(known, args, strict=False)), **kwargs}.get("dropout_p", 1) == 0:
             return func(*args, **kwargs)
