@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from cutlayer.bench.cases import CASES
-from cutlayer.bench.rivals import Centralised
+from cutlayer.bench.cases import CASES, Case
+from cutlayer.bench.rivals import Centralised, Data
 from cutlayer.bench.sections import Row, machine, run, smaller
 from cutlayer.bench.timing import interleaved, ratio
 from cutlayer.core.devices import chosen, memory
 from cutlayer.errors import expect
 
 MIB = 2**20
+BACKENDS = ("loop", "stacked")
 
 
 def accelerator(name: str) -> torch.device:
@@ -40,22 +43,40 @@ def rows(names: Sequence[str], device: torch.device, quick: bool, repeats: int) 
     for name in names:
         case = smaller(CASES[name]) if quick else CASES[name]
         model, host = case.build().to(device), case.data()
-        data = [(x.to(device), y.to(device)) for x, y in host]
-        ours = {
-            how: run(case, model=model, clients=host, backend=how, device=device, threads=1)
-            for how in ("loop", "stacked")
-        }
-        plain = Centralised(model, data, case.batch, tuned=False, loss=case.loss)
-        plays: dict[str, Callable[[], object]] = {"plain": plain, **{how: one.__next__ for how, one in ours.items()}}
-        seconds = interleaved({how: _waited(play, device) for how, play in plays.items()}, repeats)
-        steps = case.clients * case.steps
-        row: Row = {"model": name, "clients": case.clients, "batch": case.batch}
-        row |= {f"{how}_ms": 1000 * statistics.median(found) / steps for how, found in seconds.items()}
-        for how in ours:
-            row[how] = ratio(seconds["plain"], seconds[how])._asdict()
-            row[f"{how}_peak"] = _peak(ours[how].__next__, device)
-        stack = ours["stacked"].setup
-        yield row | {"stack": stack.stack or f"none: {stack.backend.why}"}
+        seconds: list[float] = []
+        row: Row = {"model": name, "clients": case.clients, "batch": case.batch, "plain_ms": 0.0}
+        for how in BACKENDS:
+            found, plain = _beside_plain(case, model, host, how, device, repeats)
+            row |= found
+            seconds += plain
+        stack = row.pop("stack")
+        yield row | {"plain_ms": _step(case, seconds), "stack": stack}
+
+
+def _beside_plain(
+    case: Case, model: nn.Module, host: Data, how: str, device: torch.device, repeats: int
+) -> tuple[Row, list[float]]:
+    """Return the figures of one backend, and the seconds of plain training beside it. No other run is there meanwhile;
+    the first two rounds, whose memory is counted, are played before plain training begins."""
+    before = _count("memory_allocated", device)
+    ours = run(case, model=model, clients=host, backend=how, device=device, threads=1)
+    peak = _peak(_waited(lambda: [next(ours), next(ours)], device), device)
+    data = [(x.to(device), y.to(device)) for x, y in host]
+    plain = Centralised(model, data, case.batch, tuned=False, loss=case.loss)
+    plays: dict[str, Callable[[], object]] = {"plain": plain, "ours": ours.__next__}
+    seconds = interleaved({name: _waited(play, device) for name, play in plays.items()}, repeats)
+    found: Row = {
+        f"{how}_ms": _step(case, seconds["ours"]),
+        how: ratio(seconds["plain"], seconds["ours"])._asdict(),
+        f"{how}_peak": None if peak is None or before is None else (peak - before) / MIB,
+        "stack": ours.setup.stack or f"none: {ours.setup.backend.why}",
+    }
+    return found, seconds["plain"]
+
+
+def _step(case: Case, seconds: Sequence[float]) -> float:
+    """Milliseconds of a client's step."""
+    return 1000 * statistics.median(seconds) / (case.clients * case.steps)
 
 
 def _waited(play: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -68,14 +89,20 @@ def _waited(play: Callable[[], object], device: torch.device) -> Callable[[], No
     return played
 
 
-def _peak(play: Callable[[], object], device: torch.device) -> float | None:
-    """MiB at the peak of a round, if the device counts them."""
+def _peak(play: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes at the peak of what is played, if the device counts them."""
     module = torch.get_device_module(device)
-    if not hasattr(module, "max_memory_allocated") or not hasattr(module, "reset_peak_memory_stats"):
-        return None
-    module.reset_peak_memory_stats(device)
-    _waited(play, device)()
-    return float(module.max_memory_allocated(device)) / MIB
+    if hasattr(module, "reset_peak_memory_stats"):
+        module.reset_peak_memory_stats(device)
+    play()
+    return _count("max_memory_allocated", device) if hasattr(module, "reset_peak_memory_stats") else None
+
+
+def _count(what: str, device: torch.device) -> int | None:
+    """A count of a device's bytes, without those that wait to be collected; None if it does not count them."""
+    gc.collect()
+    counted = getattr(torch.get_device_module(device), what, None)
+    return None if counted is None else int(counted(device))
 
 
 def block(about: Row, rows: Sequence[Row], version: str) -> str:
@@ -89,7 +116,7 @@ def block(about: Row, rows: Sequence[Row], version: str) -> str:
     ]
     for row in rows:
         cells: list[Any] = [row["model"], f"{row['clients']} x {row['batch']}", f"{row['plain_ms']:.2f}"]
-        for how in ("loop", "stacked"):
+        for how in BACKENDS:
             found, peak = row[how], row[f"{how}_peak"]
             over = f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
             cells += [f"{row[f'{how}_ms']:.2f}", over, "-" if peak is None else f"{peak:.1f}"]
