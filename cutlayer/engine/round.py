@@ -140,7 +140,7 @@ class Engine:
         ledger = exchange.ledger
         ledger.server_work = server.work
         ledger.tried = server.steps + sum(report.tried for report in reports)
-        ledger.clipped = server.clipped + int(sum(report.clipped for report in reports))
+        ledger.clipped = int(server.clipped + sum(report.clipped for report in reports))
         ledger.clients = [report.address.client for report in reports]
         tally = together([Tally(*words) for words in processes.everyones(list(ledger.tally()))])
         tally.check(n, s.rates(n))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cutlayer.clients.messages import Address, CutGrad, Smashed
 from cutlayer.clients.state import Owner, slot
-from cutlayer.core.devices import to_host
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup
 from cutlayer.core.randomness import EVERYBODY, rng
 from cutlayer.core.threads import Workers
@@ -107,7 +106,8 @@ class Server:
         self._pending: dict[int, Tensor] = {}  # client -> its h, until the joint norm is known
         self._before: dict[int, Tensor] = {}  # client -> its previous gradient row, if that is history
         self.work = 0  # the cost so far: samples times forwards
-        self.steps, self._clipped = 0, [torch.zeros(())]  # gradients that a local rule could clip; those it did
+        self.steps = 0  # gradients that a local rule could clip
+        self.clipped: int | Tensor = 0  # those that it clipped; on a GPU, a tensor that is not waited for yet
         self.notes: dict[tuple[str, int], list[float]] = {}  # what was noted, by name and client
         if self.passes.calibrated is not None:
             self.passes.calibrated.begin()
@@ -176,7 +176,7 @@ class Server:
             return replies
         self.steps += len(smashed) * clips(self.local)
         if clips(self.local):
-            self._clipped += self.workers.map(lambda r: self._regularise(rows, r), which)
+            self._count(self.workers.map(lambda r: self._regularise(rows, r), which))
         if not joint(self.local):
             return replies
         self._pending |= {s.address.client: rows.g[r] for s, r in zip(smashed, which, strict=True)}
@@ -207,7 +207,7 @@ class Server:
         self._gather(EVERYBODY, rows, row, samples)
         if not self.partial:
             self.steps += clips(self.local)
-            self._clipped.append(self._regularise(rows, row))
+            self._count([self._regularise(rows, row)])
 
     def _gather(self, owner: int, rows: Rows, row: int, samples: int) -> None:
         """Add the gradient of a micro-batch to its step's; with the last, rows.g[row] is the gradient of the step."""
@@ -225,22 +225,23 @@ class Server:
         grad, loss = self.passes.gradient(rows, row, where, x, y, weight)
         self.work += TRAINED * len(y)
         self.steps += clips(self.local)
-        self._clipped.append(self._regularise(rows, row))
+        self._count([self._regularise(rows, row)])
         return grad, loss
 
-    @property
-    def clipped(self) -> int:
-        """How many gradients were clipped."""
-        return int(sum(float(clipped) for clipped in to_host(self._clipped)))
+    def _count(self, clipped: Sequence[Tensor | None]) -> None:
+        """Count the gradients that were clipped: in one operation, however many they are. None: it is not known yet."""
+        known = [one for one in clipped if one is not None]
+        if known:
+            self.clipped = self.clipped + torch.stack(known).sum()
 
-    def _regularise(self, rows: Rows, row: int) -> Tensor:
+    def _regularise(self, rows: Rows, row: int) -> Tensor | None:
         """If the local rule clips: g <- c*h, or g <- h if c needs the client's norm too. Return whether it clipped."""
         rule, h = self.local, rows.g[row]
         if rule is None or not clips(rule):
-            return torch.zeros(())  # `step` regularises it later
+            return None  # `step` regularises it later
         if clips_regularised(rule):
             regularise(rule, self.optimizer, h, rows.w[row], self.start.w)
-        return torch.zeros(()) if joint(rule) else clip(rule, h, squared(h))
+        return None if joint(rule) else clip(rule, h, squared(h))
 
     @property
     def regularised(self) -> bool:
@@ -276,10 +277,12 @@ class Server:
             return list(replies)
         squares = self.opening.send(replies)
         answered = [reply for reply in replies if reply.address.client in squares]
+        found: list[Tensor] = []
         for reply in answered:
             j = reply.address.client
             assert reply.square is not None, "a joint rule has the server's half of the norm"
-            self._clipped.append(clip(rule, self._pending[j], squares[j] + reply.square))
+            found.append(clip(rule, self._pending[j], squares[j] + reply.square))
+        self._count(found)
         for j in self._before.keys() & self._pending.keys() - squares.keys():
             self._pending[j].copy_(self._before[j])
         self._pending, self._before = {}, {}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cutlayer as cl
 from cutlayer.errors import ContractError
@@ -155,3 +156,32 @@ def test_what_cannot_be_is_refused() -> None:
         cl.train(net(), CLIENTS, clip=1.0, local=cl.FedNAR(), rounds=1, batch_size=4)
     with pytest.raises(ContractError, match="a joint norm needs a server gradient that belongs to one client"):
         cl.train(net(), CLIENTS, clip=cl.Clip(1.0, "joint"), scheme="mergesfl", rounds=1, batch_size=4)
+
+
+class Read(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the values that the host reads of tensors, as it would have to wait for a GPU's."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.times = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.times += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "norm"),
+    [(scheme, "half") for scheme in ("smofi", "mergesfl", "cyclesfl", "sflv2")]
+    + [("smofi", "joint"), ("psl", "joint")],
+)
+def test_what_was_clipped_is_read_once_a_round_not_once_a_step(scheme: str, norm: Any) -> None:
+    times, rates = [], []
+    for epochs in (1, 4):
+        options: dict[str, Any] = {"local_epochs": epochs, "batch_size": BATCH, "cut": CUT, "threads": 1}
+        run = cl.rounds(net(), CLIENTS, scheme=scheme, clip=cl.Clip(MOST, norm), rounds=1, backend="loop", **options)
+        with Read() as read:
+            rates += [round.clip_rate for round in run]
+        times.append(read.times)
+    assert times[0] == times[1]
+    assert all(rate is not None and 0 < rate <= 1 for rate in rates)

@@ -45,6 +45,23 @@ class Last(nn.Module):
         return out
 
 
+class Attending(nn.Module):
+    """A layer of a transformer with dropout, inside its attention too; the mean over the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x).mean(dim=1)
+        return out
+
+
+def transformer() -> nn.Sequential:
+    torch.default_generator.manual_seed(3)
+    return nn.Sequential(nn.Embedding(9, 8), Attending(), nn.Linear(8, 4))
+
+
 def recurrent(kind: type[nn.RNNBase]) -> nn.Sequential:
     torch.default_generator.manual_seed(2)
     return nn.Sequential(nn.Embedding(9, 6), Last(kind(6, 5, batch_first=True)), nn.Linear(5, 4))
@@ -59,6 +76,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for scheme in ("smofi", "cyclepsl"):
         yield f"{scheme} cyclesl adam", {"scheme": scheme, "protocol": "cyclesl", "optimizer": "adam", "local_steps": 2}
     yield "dropout", {"scheme": "smofi", "model": network(dropout=0.3)}
+    for backend in ("loop", "stacked"):
+        attending = {"model": transformer(), "rows": words, "sizes": (8,) * 5}
+        yield f"dropout in attention, {backend}", {"scheme": "smofi", "backend": backend, **attending}
     yield "lstm", {"scheme": "smofi", "model": recurrent(nn.LSTM), "rows": words}
     yield "gru", {"scheme": "sflv2", "model": recurrent(nn.GRU), "rows": words}
     yield "adaptive", {"scheme": cl.SMoFi(adaptive=True)}

@@ -2,7 +2,7 @@
 
 The file gets a line for everything that is found, as soon as it is: what it is called, and its value. Of each case: the
 largest difference between the weights; what two more epochs, more clients and more weights add to the host's waits, to
-its blocking copies and to the launches.
+its blocking copies, to the copies that it asks for and to the launches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.standin.device import DEVICE, load
 
 RANKS = ("smofi", "mergesfl", "cyclesfl", "adaptive", "labels stay", "psl", "smofi cyclesl adam")
 SERVED = ("smofi", "mergesfl", "cyclesfl", "sflv2", "sglr")
-COUNTED = ("waits", "blocking_uploads", "launches")
+COUNTED = ("waits", "blocking_uploads", "downloads", "launches")
 
 
 def counted(counters: Any, arguments: dict[str, Any]) -> dict[str, int]:

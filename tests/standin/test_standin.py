@@ -75,7 +75,7 @@ def test_the_results_are_the_cpus(found: Played, name: str) -> None:
 def test_the_host_does_not_wait_inside_a_step(found: Played, name: str) -> None:
     added = found(f"case {name}")["added by more steps"]
     assert added["launches"] > 100, "there were no more steps"
-    assert (added["waits"], added["blocking_uploads"]) == (0, 0)
+    assert (added["waits"], added["blocking_uploads"], added["downloads"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("scheme", SERVED)
