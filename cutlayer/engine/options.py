@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from cutlayer.core.autocast import Autocast, check_autocast
+from cutlayer.core.devices import chosen
 from cutlayer.engine.metrics import Metric
 from cutlayer.engine.resident import ON_DEVICE, OnDevice
-from cutlayer.engine.validate import PROTOCOLS, Parts, brought
+from cutlayer.engine.validate import PROTOCOLS, Parts, brought, refuse_inside
 from cutlayer.errors import expect, is_number, is_whole, unknown
 from cutlayer.nn.cut import Cut
 from cutlayer.optim.local import Clip, Local, combined
@@ -60,9 +62,11 @@ class Options:
     metric          a figure of your own: Round.metric. A function of all outputs and all labels of the test; or a class
                     (or object) with update(outputs, labels) and compute(), which sees them batch by batch
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
-    memory_limit    MiB for a round's weights, gradients and activations: clients train in groups where the scheme
-                    allows it, and what cannot fit is refused before training (None: no limit)
-    autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay
+    memory_limit    MiB for a round's weights, gradients and activations, and for a test: stacks are made smaller first,
+                    then fewer threads compute, and clients train in groups where the scheme allows it; what still
+                    cannot fit is refused before training (None: no limit)
+    autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay.
+                    float16 is refused: it needs scaled losses, since small gradients are 0 in it
     compile         compile the halves by `torch.compile` in the first steps, for more speed later; not for models that
                     draw random numbers. Needs a C++ compiler; the result is equal up to rounding
     ranks           over the processes of torch.distributed: "ordered" (the bits of one process) or "fast"
@@ -71,10 +75,12 @@ class Options:
     detail          look inside: `Round.detail` has a row for each selected client (steps, loss, drift of its halves,
                     cosine of its momentum with the fused one, fault). With `out`, it is written to detail.jsonl, and
                     `cl.open(out).detail()` reads it. It changes nothing that is computed
-    backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models; "auto": by
-                    a fixed rule; threads: clients side by side (None: one per core). Neither changes what is computed
+    backend         "loop": each client by itself; "stacked": those of a step in one graph, for small models, and on a
+                    GPU; "auto": by a fixed rule; threads: clients side by side (None: one per core; on a GPU it is 1).
+                    Neither changes what is computed
     torch_threads   threads inside one operation of torch, for schemes with one client or one server at a time;
-                    `threads` is 1 then. It may change the last bits, but they are the same on any machine
+                    `threads` is 1 then. It may change the last bits, but they are the same on any machine. On a GPU it
+                    is 1
     stack           clients in one graph, where they are stacked (None: ten on a CPU; on a GPU as many as its free
                     memory allows, chosen once: `out` remembers it)
     data_on_device  "auto": rows are kept on the GPU if they take at most a quarter of its free memory; "yes", "no"
@@ -115,7 +121,7 @@ class Options:
     torch_threads: int = 1
     ranks: Literal["ordered", "fast"] | None = None
     memory_limit: float | None = None
-    autocast: Literal["bfloat16"] | None = None
+    autocast: Autocast | None = None
     compile: bool = False
     device: str | torch.device = "cpu"
     data_on_device: OnDevice = "auto"
@@ -130,8 +136,7 @@ class Options:
 
     def check(self, test: Any) -> None:
         """Refuse values that are out of range."""
-        auto = self.autocast in (None, "bfloat16")
-        expect(auto, "autocast", self.autocast, "'bfloat16', or None (float16 needs scaled losses)")
+        check_autocast(self.autocast)
         whole = "a whole number, at least 1"
         expect(is_whole(self.rounds) and self.rounds >= 1, "rounds", self.rounds, whole)
         some = is_whole(self.evaluate_every) and self.evaluate_every >= 1
@@ -149,6 +154,8 @@ class Options:
         inside = self.torch_threads
         expect(is_whole(inside) and inside >= 1, "torch_threads", inside, whole)
         expect(inside == 1 or self.threads in (None, 1), "threads", self.threads, "1 or None, beside torch_threads")
+        if inside > 1:
+            refuse_inside(inside, chosen(self.device))
         stack = self.stack
         expect(stack is None or (is_whole(stack) and stack >= 1), "stack", stack, "a whole number, at least 1, or None")
         if self.data_on_device not in ON_DEVICE:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cutlayer.errors import ContractError, unknown
+import torch
+
+from cutlayer.errors import ContractError, expect, unknown
 from cutlayer.optim.local import Local, clips_regularised, joint
 from cutlayer.optim.lr_schedule import LRSchedule
 from cutlayer.optim.optimizer import Optimizer
@@ -69,6 +71,12 @@ def refuse_senseless(parts: Parts, protocol: str, redrawn_cut: bool, labels: str
         raise unknown("labels", labels, LABELS)
     if labels == "stay":
         _staying(scheme)
+
+
+def refuse_inside(threads: int, device: torch.device) -> None:
+    """Refuse several threads inside an operation that a GPU computes."""
+    words = f"1: on {device} the device computes, and one thread feeds it"
+    expect(threads == 1 or device.type == "cpu", "torch_threads", threads, words)
 
 
 def _local(scheme: Scheme, local: Local, optimizers: tuple[Optimizer, ...]) -> None:

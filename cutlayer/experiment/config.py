@@ -16,6 +16,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
+from cutlayer.core.autocast import Autocast, check_autocast
 from cutlayer.core.files import as_path, reached
 from cutlayer.errors import ContractError, CutlayerError, unknown
 from cutlayer.registry import (
@@ -148,7 +149,7 @@ class Config(BaseModel):
     backend: Literal["auto", "loop", "stacked"] = Field(
         "auto",
         description="how clients are computed: loop, each by itself; stacked, those of a step in one graph (small "
-        "models); auto: by a fixed rule on the model",
+        "models, and on a GPU); auto: by a fixed rule on model and device",
     )
     stack: int | None = Field(
         None, ge=1, description="clients in one graph with stacked (default: 10; on a GPU, what its free memory allows)"
@@ -160,15 +161,23 @@ class Config(BaseModel):
     memory_limit: float | None = Field(
         None,
         gt=0,
-        description="MiB for a round's weights, gradients and activations: clients then train in groups where the "
-        "scheme allows it, and what cannot fit is refused at once",
+        description="MiB for a round's weights, gradients and activations, and for a test: stacks are made smaller "
+        "first, then fewer threads compute, and clients train in groups where the scheme allows it; what still cannot "
+        "fit is refused at once",
     )
-    threads: int | None = Field(None, description="clients computed side by side, at least 1 (default: one per core)")
+    threads: int | None = Field(
+        None, description="clients computed side by side, at least 1 (default: one per core); on a GPU it must be 1"
+    )
     torch_threads: int = Field(
-        1, ge=1, description="threads inside one operation, for schemes with one client at a time; --threads is 1 then"
+        1,
+        ge=1,
+        description="threads inside one operation, for schemes with one client at a time; --threads is 1 then; on a "
+        "GPU it must be 1",
     )
-    autocast: Literal["bfloat16"] | None = Field(
-        None, description="forward passes in this type where torch says so; weights and gradients keep the model's"
+    autocast: Autocast | None = Field(
+        None,
+        description="forward passes in this type where torch says so; weights and gradients keep the model's. float16 "
+        "is refused: it needs scaled losses, since small gradients are 0 in it",
     )
     compile: bool = Field(
         False, description="compile the halves by torch.compile (slow first steps; needs a C++ compiler)"
@@ -185,6 +194,8 @@ class Config(BaseModel):
         if name not in valid:
             raise unknown(info.field_name, name, valid)
         return name
+
+    _safe = field_validator("autocast", mode="before")(check_autocast)
 
     @field_validator("data", "data_test", "data_dir", "init")
     @classmethod

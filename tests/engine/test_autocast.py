@@ -156,6 +156,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*flags, str(tmp_path / "x"), "--autocast", "float16"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("cutlayer: error: autocast = 'float16'") and "bfloat16" in said and said.count("\n") == 1
+    assert "float16 needs scaled losses, since small gradients are 0 in it" in said
     assert not (tmp_path / "x").exists()
     assert main([*flags, str(tmp_path / "x"), "--autocast", "bfloat16"]) == 0
     assert 'autocast = "bfloat16"' in (tmp_path / "x" / "config.toml").read_text()

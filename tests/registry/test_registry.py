@@ -81,6 +81,9 @@ def test_sections_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--scheme.alpha FLOAT" not in short and "--scheme.alpha FLOAT" in everything
     assert "--augment / --no-augment" in everything and "--autocast {bfloat16}" in everything
     assert "--small-client {skip,one_batch}" in everything
+    whole = " ".join(everything.split())
+    assert "float16 is refused: it needs scaled losses" in whole and "(small models, and on a GPU)" in whole
+    assert whole.count("on a GPU it must be 1") == 2 and "stacks are made smaller first" in whole
     assert "did you mean 'scheme'?" in said("run", "--help", "schemes", "nonsense")
     both = said("compare", "--help-all")
     assert "--scheme NAME" not in both and "--seed INT" not in both and "--scheme.alpha FLOAT" in both

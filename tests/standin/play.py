@@ -160,6 +160,17 @@ def stacks() -> dict[str, Any]:
     return found
 
 
+def refused() -> list[str]:
+    """What is said of threads, which a device does not use."""
+    said = []
+    for option in ("threads", "torch_threads"):
+        try:
+            cases.train(DEVICE, {option: 2})
+        except cl.ContractError as error:
+            said.append(str(error))
+    return said
+
+
 def benched() -> str:
     """What `cutlayer bench --device` prints."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -201,6 +212,7 @@ def findings(counters: Any) -> Iterator[tuple[str, Any]]:
     yield "stored", stored()
     yield "uploaded", uploaded(counters)
     yield "stacks", stacks()
+    yield "refused", refused()
     yield "bench", benched()
     yield "peaks", peaks(counters)
     for scheme, backend in product(cases.SCHEMES, ("loop", "stacked")):

@@ -108,6 +108,12 @@ def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Pla
     assert begun == resumed == sizes[1] is not None and stacks["same bits"]
 
 
+def test_threads_beside_a_device_are_refused(found: Played) -> None:
+    threads, inside = found("refused")
+    assert threads.startswith("threads = 2: expected 1 or None: on standin")
+    assert inside.startswith("torch_threads = 2: expected 1: on standin")
+
+
 def test_a_block_of_figures_to_paste(found: Played) -> None:
     head, _, columns, rule, *models = found("bench").splitlines()
     assert head.startswith("cutlayer ") and "stand-in (standin" in head and "1.0 GiB" in head
