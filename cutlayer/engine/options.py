@@ -63,8 +63,8 @@ class Options:
                     (or object) with update(outputs, labels) and compute(), which sees them batch by batch
     kept_memory     megabytes of what clients keep that stay in memory; the rest goes to disk (None: all in memory)
     memory_limit    MiB for a round's weights, gradients and activations, and for a test: stacks are made smaller first,
-                    then fewer threads compute, and clients train in groups where the scheme allows it; what still
-                    cannot fit is refused before training (None: no limit)
+                    or clients train in groups where the scheme allows it, and fewer threads compute; what still cannot
+                    fit is refused before training (None: no limit)
     autocast        "bfloat16": forward passes in that type where torch says so; weights, gradients and tests stay.
                     float16 is refused: it needs scaled losses, since small gradients are 0 in it
     compile         compile the halves by `torch.compile` in the first steps, for more speed later; not for models that

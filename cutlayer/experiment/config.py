@@ -162,7 +162,7 @@ class Config(BaseModel):
         None,
         gt=0,
         description="MiB for a round's weights, gradients and activations, and for a test: stacks are made smaller "
-        "first, then fewer threads compute, and clients train in groups where the scheme allows it; what still cannot "
+        "first, or clients train in groups where the scheme allows it, and fewer threads compute; what still cannot "
         "fit is refused at once",
     )
     threads: int | None = Field(
