@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from cutlayer.data.views import Population
 from cutlayer.engine import backend, inputs, memory_limit, resident
 from cutlayer.engine.backend import Backend
 from cutlayer.engine.evaluate import Evaluator
-from cutlayer.engine.memory_limit import Need
+from cutlayer.engine.memory_limit import Fit, Need, Sizes
 from cutlayer.engine.options import Options
 from cutlayer.engine.records import Global
 from cutlayer.engine.resident import OnDevice
@@ -218,19 +218,29 @@ def _cohort(a: Assembly) -> Cohort:
     return RankCohort(local, a.processes, own, how.size)
 
 
+def _measured(a: Assembly) -> Sizes:
+    """Measure what a round of the run needs in memory."""
+    o, parts = a.options, a.parts
+    moments, sums = (parts.optimizer.moments, parts.server_optimizer.moments), int(o.accumulate > 1)
+    spare = sums, max(2 * sums, int(joint(parts.local)))  # the sums of micro-batches; the gradients before a step
+    return memory_limit.measured(a.subject, o.batch_size, a.traits, moments, a.attached, spare)
+
+
+def _fit(a: Assembly, measured: Callable[[], Sizes], share: int) -> Fit:
+    """Fit a round into memory. `share`: clients of this process."""
+    alone = a.processes.size == 1
+    separate = alone and a.traits.separate and buffers_of(a.parts.update) != "average"
+    free = backend.room(a.subject.device, alone) if a.options.stack is None else None
+    return memory_limit.fit(measured, a.how, a.options.memory_limit, free, share, separate)
+
+
 def _setup(a: Assembly, classes: int | None) -> Setup:
     o, parts, s, away = a.options, a.parts, a.subject, a.data.away
     sizes = a.data.sizes
     selected = inputs.selected(o.participation, len(sizes)) if away is None else 0  # depends on who connects
     share = -(-selected // a.processes.size) if a.spread else selected
-    separate = a.processes.size == 1 and a.traits.separate and buffers_of(parts.update) != "average"
-    moments = parts.optimizer.moments, parts.server_optimizer.moments
-    sums, style = int(o.accumulate > 1), a.style
-    spare = sums, max(2 * sums, int(joint(parts.local)))  # the sums of micro-batches; the gradients before a step
-    measure = functools.partial(memory_limit.measured, s, o.batch_size, a.traits, moments, a.attached, spare)
-    measured = functools.cache(measure)
-    free = backend.room(s.device, a.processes.size == 1) if o.stack is None else None
-    fit = memory_limit.fit(measured, a.how, o.memory_limit, free, share, separate)
+    measured, style = functools.cache(functools.partial(_measured, a)), a.style
+    fit = _fit(a, measured, share)
     same, a = fit.how.size == a.how.size, replace(a, how=fit.how)
     testers = a.how.workers.resized(fit.testers)
     evaluator = Evaluator(s, a.data.tests, a.data.per_client, o.metric, testers, a.processes, fit.rows)

@@ -12,8 +12,9 @@ from torch import Tensor
 from cutlayer.errors import expect, is_number
 from cutlayer.optim.optimizer import Decay, check_rates
 
+KERNELS = ("cpu", "cuda", "mps")  # devices with a kernel for a whole step of SGD
 LONG = 2**14
-"""Numbers in a row that are worth a call of torch's kernel for a whole step, which takes one row at a time."""
+"""Numbers in a row that are worth a call of that kernel, which takes one row at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,15 @@ class SGD:
     def fused_with_decay(self, w: Tensor, g: Tensor, past: Tensor, eta: float, t: int) -> None:
         """g <- g + (past + lam*w); w <- w - eta*g."""
         lam = self.weight_decay
-        if g.device.type == "cpu" and g.dtype in (torch.float32, torch.float64) and g.shape[-1] >= LONG:
+        long = g.device.type in KERNELS and g.dtype in (torch.float32, torch.float64) and g.shape[-1] >= LONG
+        if long:
             _in_one_pass(w, g, past, eta, lam)
         else:
             w.add_(g.add_(torch.add(past, w, alpha=lam) if lam else past), alpha=-eta)
 
 
 def _in_one_pass(w: Tensor, g: Tensor, past: Tensor, eta: float, lam: float) -> None:
-    """The same, to the bit, by torch's kernel for a step of SGD, where g is the momentum and `past` the gradient."""
+    """The same (on a CPU to the bit) by torch's kernel for a step of SGD: g is its momentum, `past` its gradient."""
     torch._fused_sgd_(
         w.unbind(),
         [past] * len(g),
