@@ -27,7 +27,7 @@ from cutlayer.optim.lr_schedule import LRSchedule
 from cutlayer.optim.optimizer import Optimizer
 from cutlayer.optim.sgd import SGD
 from cutlayer.optim.update import Update
-from cutlayer.processes.ranks import join
+from cutlayer.processes.ranks import join, refuse_shared
 from cutlayer.schemes.base import Scheme
 from cutlayer.simulation.clock import Clock
 from cutlayer.simulation.devices import Device
@@ -114,10 +114,13 @@ def begun(
 ) -> Run:
     """Return a run, new or resumed. `where`: the folder that it writes into, if any."""
     if where is None:
-        return assemble(model, clients, test, options)
+        run = assemble(model, clients, test, options)
+        refuse_shared(run.setup.processes, run.setup.device)
+        return run
     options = continued(options, where)
-    run = recorded(in_turn(join(options.ranks), lambda: assemble(model, clients, test, options)), model, options, where)
-    return with_report(run, where.out)
+    run = in_turn(join(options.ranks), lambda: assemble(model, clients, test, options))
+    refuse_shared(run.setup.processes, run.setup.device)
+    return with_report(recorded(run, model, options, where), where.out)
 
 
 def _takes_what(original: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:

@@ -28,11 +28,22 @@ def chosen(given: str | torch.device) -> torch.device:
             words = f"one for each rank of a machine: this is rank {local} of it, and it has {there}"
             expect(local < there, "device", str(given), words)
             device = torch.device(device.type, local)
-            torch.get_device_module(device).set_device(device)
+            if hasattr(torch.get_device_module(device), "set_device"):  # mps has one device, and nothing to choose
+                torch.get_device_module(device).set_device(device)
         torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AssertionError, AttributeError, TypeError) as error:
         raise ContractError(f"device = {str(given)!r}: not one of this machine's: {error}") from error
     return device
+
+
+def identity(device: torch.device) -> str:
+    """Return what a device is called on its machine, whatever number this process knows it by."""
+    if device.type == "cpu":
+        return "cpu"
+    module = torch.get_device_module(device)
+    index = device.index if device.index is not None else getattr(module, "current_device", int)()
+    about = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
+    return f"{device.type}:{getattr(about, 'uuid', index)}"
 
 
 def _accelerator() -> str:

@@ -22,7 +22,7 @@ from cutlayer.experiment.model_files import Saved, build_model, warm_start, with
 from cutlayer.experiment.population import load_data, look, populate, tested
 from cutlayer.experiment.recorder import Blueprint
 from cutlayer.nn.language import Perplexity, next_token
-from cutlayer.processes.ranks import join
+from cutlayer.processes.ranks import join, refuse_shared
 from cutlayer.simulation.clock import Clock
 
 
@@ -112,6 +112,7 @@ class Experiment:
         if config.init and overwrite and from_root("out", out) in from_root("init", config.init).parents:
             raise ContractError(f"init = {config.init!r}: it lies in the folder that --overwrite empties")
         run = in_turn(join(config.ranks), lambda: assemble(config, remote=remote))
+        refuse_shared(run.setup.processes, run.setup.device)
         chosen = {"backend": run.setup.backend.name, "stack": run.setup.stack}  # a resumed run keeps the choice
         config = config.model_copy(update=chosen)
         recorder.start(out, run, _blueprint(Description(config, serve), remote), overwrite)

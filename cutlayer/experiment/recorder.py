@@ -34,7 +34,7 @@ from cutlayer.experiment import (
 )
 from cutlayer.experiment.checkpoint import About
 from cutlayer.experiment.model_files import Saved
-from cutlayer.processes.ranks import join
+from cutlayer.processes.ranks import join, refuse_shared
 
 
 @dataclass(frozen=True)
@@ -155,6 +155,7 @@ def _resumed(out: Path, blueprint: Blueprint, known: About | None, lock: Lock | 
     processes = join(blueprint.ranks)
     rounds_done = len(journal.read(out / journal.FILE))
     run = in_turn(processes, lambda: blueprint.build(False))
+    refuse_shared(processes, run.setup.device)
     model_profile.refuse_other_base(out, run)
     about = About(blueprint.text, model_profile.digest(run))
     if known is not None and known.data not in ("", about.data):

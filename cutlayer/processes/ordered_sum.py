@@ -25,6 +25,17 @@ SHARED = Path("/dev") / "shm"  # a file system in memory
 SEGMENT = 2**20  # numbers handed on at a time, so that ranks can work on different segments at once
 SILENCE = 1800.0  # seconds, as in torch
 NAP, LOOK = 2e-5, 0.5  # seconds between two checks of a counter, and of whether the other ranks still run
+SENDS = ("cpu", "cuda")  # kinds of devices whose tensors torch.distributed sends (gloo and NCCL)
+
+
+def sendable(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy on the host where torch.distributed does not send from its device."""
+    return tensor if tensor.device.type in SENDS else tensor.cpu()
+
+
+def machine() -> str:
+    """Return what tells this machine from others."""
+    return f"{socket.gethostname()} {_boot()}"
 
 
 class Wire:
@@ -39,13 +50,15 @@ class Wire:
 
     def take(self, totals: Sequence[Tensor], at: slice) -> None:
         """Receive one segment from the previous rank."""
-        for total in totals:
-            dist.recv(total[at], self.rank - 1)
+        for part in (total[at] for total in totals):
+            received = sendable(part)
+            dist.recv(received, self.rank - 1)
+            part.copy_(received)
 
     def hand(self, totals: Sequence[Tensor], at: slice) -> None:
         """Send one segment to the next rank, if there is one."""
         if self.rank + 1 < self.size:
-            self._sent += [dist.isend(total[at], self.rank + 1) for total in totals]
+            self._sent += [dist.isend(sendable(total[at]), self.rank + 1) for total in totals]
 
     def settle(self, totals: Sequence[Tensor]) -> None:
         """Give the last rank's sum to all ranks."""
@@ -54,7 +67,9 @@ class Wire:
                 sent.wait()
         self._sent = []
         for total in totals:
-            dist.broadcast(total, self.size - 1)
+            last = sendable(total)
+            dist.broadcast(last, self.size - 1)
+            total.copy_(last)
 
 
 class Bridge:
@@ -71,7 +86,7 @@ class Bridge:
         """Whether all ranks are on one machine whose processor keeps the order of writes, with a file system in memory
         and a way to see whether the other ranks still run."""
         fit = platform.machine() in ("x86_64", "AMD64") and os.access(SHARED, os.W_OK) and _lives(os.getpid())
-        return len(set(agree(f"{socket.gethostname()} {_boot()}"))) == 1 and all(agree(fit))
+        return len(set(agree(machine()))) == 1 and all(agree(fit))
 
     def begin(self, totals: Sequence[Tensor]) -> None:
         need = sum(total.nbytes for total in totals)

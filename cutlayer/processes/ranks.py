@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cutlayer.core.devices import identity
 from cutlayer.core.group import ONE_PROCESS, ProcessGroup, Visit, Wait, at_once
 from cutlayer.core.pack import pack, unpack
 from cutlayer.core.threads import Workers
-from cutlayer.errors import ContractError, RankLost, unknown
-from cutlayer.processes.ordered_sum import SEGMENT, Bridge, Wire, silence
+from cutlayer.errors import ContractError, RankLost, expect, unknown
+from cutlayer.processes.ordered_sum import SEGMENT, Bridge, Wire, machine, sendable, silence
 
 T = TypeVar("T")
 SUMS = ("ordered", "fast")
@@ -54,7 +55,7 @@ class Ranks(ProcessGroup):
                 for total in totals if not first else ():
                     total.zero_()
                 workers.sweep(length, lambda at: visit(at, first))
-                return self._waits([dist.all_reduce(total, async_op=True) for total in totals])
+                return self._reduced(totals)
             self._line.begin(totals)
             for start in range(0, length, SEGMENT):
                 at = slice(start, min(start + SEGMENT, length))
@@ -65,12 +66,18 @@ class Ranks(ProcessGroup):
             self._line.settle(totals)
         return at_once
 
-    def _waits(self, under_way: Sequence[dist.Work | None]) -> Wait:
+    def _reduced(self, totals: Sequence[Tensor]) -> Wait:
+        """Add the totals of all ranks by an all-reduce that is under way until the returned function is called."""
+        sums = [sendable(total) for total in totals]
+        under_way = [dist.all_reduce(total, async_op=True) for total in sums]
+
         def wait() -> None:
             with self._heard():
                 for work in under_way:
                     if work is not None:
                         work.wait()
+            for total, found in zip(totals, sums, strict=True):
+                total.copy_(found)
 
         return wait
 
@@ -157,6 +164,22 @@ def join(sums: str | None) -> ProcessGroup:
 
 
 _joined: dict[str, Ranks] = {}
+
+
+def refuse_shared(processes: ProcessGroup, device: torch.device) -> None:
+    """Refuse a device that two ranks would share. All ranks call this together, and all of them raise."""
+    if processes.size == 1:
+        return
+    users: dict[str, int] = {}
+    for rank, place in enumerate(processes.everyones(f"{identity(device)} of {machine()}")):
+        first = users.setdefault(place, rank)
+        expect(
+            first == rank or place.startswith("cpu "),
+            "device",
+            str(device),
+            "one device for each rank of a machine, and this is one for the ranks "
+            f"{first} and {rank}: give its kind without a number, and start with torchrun or set LOCAL_RANK",
+        )
 
 
 def leave() -> None:

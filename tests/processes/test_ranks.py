@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import cutlayer as cl
 from cutlayer.cli.main import main
+from cutlayer.core.group import ProcessGroup
 from cutlayer.experiment.experiment import Experiment
 from cutlayer.experiment.run_directory import read_summary
+from cutlayer.processes.ranks import refuse_shared
 from cutlayer.registry import SCHEMES
 from tests.forks import Forked, forked
 from tests.network.test_restart import free_port
@@ -158,3 +162,25 @@ def test_ranks_that_would_stack_differently_are_refused(tmp_path: Path, scheme: 
             assert rank.wait() == 0, rank.err[-2000:]
     words = "ContractError: stack: the ranks chose 2, 3 clients in one graph; expected the same number on all of them"
     assert all(Path(f"{file}.{number}").read_text().startswith(words) for number in range(2))
+
+
+class Told(ProcessGroup):
+    """Four ranks on two machines; what each of them says is known."""
+
+    size = 4
+
+    def __init__(self, *places: str) -> None:
+        self.places = places
+
+    def everyones(self, words: Any) -> list[Any]:
+        return list(self.places)
+
+
+def test_a_device_that_two_ranks_of_a_machine_would_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutlayer.processes.ranks.identity", str)
+    device = torch.device("cuda:0")
+    refuse_shared(Told("cuda:0 of a", "cuda:1 of a", "cuda:0 of b", "cuda:1 of b"), device)
+    refuse_shared(Told("cpu of a", "cpu of a", "cpu of b", "cpu of b"), torch.device("cpu"))
+    words = "device = 'cuda:0': expected one device for each rank of a machine, and this is one for the ranks 1 and 3"
+    with pytest.raises(cl.ContractError, match=words):
+        refuse_shared(Told("cuda:0 of a", "cuda:0 of b", "cuda:1 of a", "cuda:0 of b"), device)
