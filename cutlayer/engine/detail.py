@@ -9,9 +9,13 @@ loss          the mean over its batches               fault          why it did 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from cutlayer.clients.cohort import Fault
+from cutlayer.core.devices import to_host
 from cutlayer.engine.aggregate import Aggregator
 from cutlayer.engine.records import Detail, Ledger
 from cutlayer.schemes.server import Server
@@ -30,12 +34,19 @@ class Observed(NamedTuple):
 def observed(ledger: Ledger, aggregator: Aggregator, server: Server) -> Observed:
     """Return what this process saw of the round."""
     losses: dict[int, list[float]] = {}
-    for j, _, loss in ledger.losses:
-        losses.setdefault(j, []).append(float(loss))
+    for (j, *_), loss in zip(ledger.losses, numbers([loss for *_, loss in ledger.losses]), strict=True):
+        losses.setdefault(j, []).append(loss)
     work = [[j, steps, samples, mean(losses.get(j, ()))] for j, (steps, samples) in ledger.work.items()]
     drifts = [[j, name, value] for name, found in aggregator.distances.items() for j, value in found.items()]
-    notes = [[j, what, mean(values)] for (what, j), values in server.notes.items()]
+    noted = iter(numbers([value for values in server.notes.values() for value in values]))
+    notes = [[j, what, mean([*islice(noted, len(values))])] for (what, j), values in server.notes.items()]
     return Observed(work, drifts, notes)
+
+
+def numbers(values: Sequence[float | Tensor]) -> list[float]:
+    """Return values as numbers; a GPU is waited for once."""
+    here = iter(to_host([value for value in values if isinstance(value, Tensor)]))
+    return [float(next(here)) if isinstance(value, Tensor) else value for value in values]
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -71,10 +71,8 @@ class Staleness:
         """The weight of a recorded momentum `m_j`; `fresh` is the sum of the fresh ones."""
         if not self.adaptive:
             return self.weight(k, k_j)
-        if m_j[0].device.type == "cpu":
-            return max(0.0, cosine(m_j[0], fresh[0]))
-        length = m_j[0].norm() * fresh[0].norm()
-        return torch.where(length > 0, (m_j[0] @ fresh[0]) / length, 0.0).clamp(min=0)  # nobody waits for it
+        alike = cosine(m_j[0], fresh[0])
+        return alike.clamp(min=0) if isinstance(alike, Tensor) else max(0.0, alike)
 
     def rebias(self, beta: float, k: int, k_j: int) -> float:
         """The factor that fits a stale moment to Adam's bias correction at step k; 1 unless `rebias_history` is set."""
@@ -266,8 +264,11 @@ class MomentumFusion:
         raise AssertionError("every parameter is in a group")
 
 
-def cosine(one: Tensor, other: Tensor) -> float:
-    """The cosine of the angle between two vectors; 0 where one of them is zero."""
+def cosine(one: Tensor, other: Tensor) -> Weight:
+    """The cosine of the angle between two vectors; 0 where one of them is zero. A GPU's is not waited for."""
+    if one.device.type != "cpu":
+        lengths = one.norm() * other.norm()
+        return torch.where(lengths > 0, (one @ other) / lengths, 0.0)
     length = float(one.norm()) * float(other.norm())
     return float(one @ other) / length if length > 0 else 0.0
 

@@ -116,7 +116,7 @@ class FusedMomentum:
         self._under_way = self._under_way[0], m
         self.k += 1
 
-    def cosine(self, row: int) -> float:
+    def cosine(self, row: int) -> Weight:
         """The cosine between the momentum of a row that has just stepped and the fused one."""
         self._settle()
         m_j = self.kind.last(self.rows.g[row].clone(), self.before)[0]

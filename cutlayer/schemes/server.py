@@ -108,7 +108,7 @@ class Server:
         self.work = 0  # the cost so far: samples times forwards
         self.steps = 0  # gradients that a local rule could clip
         self.clipped: int | Tensor = 0  # those that it clipped; on a GPU, a tensor that is not waited for yet
-        self.notes: dict[tuple[str, int], list[float]] = {}  # what was noted, by name and client
+        self.notes: dict[tuple[str, int], list[float | Tensor]] = {}  # what was noted, by name and client
         if self.passes.calibrated is not None:
             self.passes.calibrated.begin()
         self.wave({})
@@ -288,8 +288,9 @@ class Server:
         self._pending, self._before = {}, {}
         return answered
 
-    def note(self, what: str, client: int, value: float) -> None:
-        """Note a figure of a client, where `watched`; the mean over the round is a column of `Round.detail`."""
+    def note(self, what: str, client: int, value: float | Tensor) -> None:
+        """Note a figure of a client, where `watched`; the mean over the round is a column of `Round.detail`. A tensor
+        stays where it is until the round is over."""
         self.notes.setdefault((what, client), []).append(value)
 
     def kept(self) -> dict[Owner, Moments]:
