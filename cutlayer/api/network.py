@@ -115,6 +115,7 @@ def join(
     loss       where labels stay with the client
     limits     what a server may ask of this client
     patience   seconds without a server before giving up
+    device     of torch, where this client computes; "auto": the one there is
     insecure   dial another machine without certificates
     say        called with a line when something happens
     """

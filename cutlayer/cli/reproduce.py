@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--data-dir", metavar="FOLDER", help=f"folder of data sets (default: the variable {FOLDER_VARIABLE})"
     )
-    command.add_argument("--device", default="cpu", metavar="DEVICE", help="torch device (default: cpu)")
+    command.add_argument("--device", default="cpu", metavar="DEVICE", help="as of run (default: cpu)")
     command.add_argument(
         "--dry-run", action="store_true", help="say which runs are needed and which are there; train and write nothing"
     )

@@ -62,7 +62,7 @@ JOINING: dict[str, tuple[str, str | None, str]] = {  # metavar, default (None: i
     "x-column": ("NAME", "x", "the inputs' array or column"),
     "y-column": ("NAME", "y", "the labels' array or column"),
     "patience": ("SECONDS", "3600", "without a server, before giving up"),
-    "device": ("DEVICE", "cpu", "torch device"),
+    "device": ("DEVICE", "cpu", "torch device: cpu, cuda, cuda:1, mps, ..., or auto: the one there is"),
 }
 LIMITS = {
     "steps": "more steps in a round than this (default: 100000)",

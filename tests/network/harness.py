@@ -19,6 +19,7 @@ from torch import nn
 import cutlayer as cl
 from cutlayer.api.network import join, serve
 from cutlayer.api.train import rounds
+from cutlayer.core.devices import chosen
 from cutlayer.data.source import Source, source
 from cutlayer.network.client.loop import ClientLoop, Joined, Peer, Workplace
 from cutlayer.network.protocol.handshake import Welcome
@@ -94,14 +95,17 @@ def serve_in_memory(
     return cl.Result(run.model, history)
 
 
-def in_memory(hub: MemoryHub, name: str, data: Any, model: nn.Module, out: Path, training: Mapping[str, Any]) -> Joined:
+def in_memory(
+    hub: MemoryHub, name: str, data: Any, model: nn.Module, out: Path, training: Mapping[str, Any], device: str = "cpu"
+) -> Joined:
     """`cl.join` without sockets."""
 
     def load(welcome: Welcome) -> tuple[nn.Module, Source]:
         return copy.deepcopy(model), source(data, DTYPES[welcome.dtype], "data")
 
     peer = Peer("localhost:1", name=name, patience=SOON, dial=hub.dial)
-    return ClientLoop(peer, Workplace(load, out, training.get("loss", nn.functional.cross_entropy)))()
+    loss = training.get("loss", nn.functional.cross_entropy)
+    return ClientLoop(peer, Workplace(load, out, loss, device=chosen(device)))()
 
 
 def play(
@@ -112,11 +116,12 @@ def play(
     watch: Callable[[Service], None] = lambda service: None,
     model: nn.Module | None = None,
     memory: bool = False,
+    joins_on: str = "cpu",
     **training: Any,
 ) -> Played:
     """Serve, with a client for each of `data`; `guests[j](server)` takes the place of client j.
 
-    `server` is a port; or, with `memory`, the hub of a transport without sockets.
+    `server` is a port; or, with `memory`, the hub of a transport without sockets. `joins_on`: the clients' device.
     """
     model = network() if model is None else model
     ended: list[Joined | BaseException | None] = [None] * len(data)
@@ -129,7 +134,7 @@ def play(
             if guests and j in guests:
                 ended[j] = guests[j](server)
             elif isinstance(server, MemoryHub):
-                ended[j] = in_memory(server, NAMES[j], data[j], model, out, training)
+                ended[j] = in_memory(server, NAMES[j], data[j], model, out, training, joins_on)
             else:
                 ended[j] = dialling(j, server)
         except BaseException as error:  # told to the test
@@ -144,6 +149,7 @@ def play(
             out=out,
             patience=SOON,
             loss=training.get("loss", nn.functional.cross_entropy),
+            device=joins_on,
         )
 
     def begin(service: Service) -> None:

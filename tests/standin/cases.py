@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import cutlayer as cl
+from cutlayer.data.rows import StoredRows
+from cutlayer.data.transform import Pixels
+from cutlayer.data.views import View
+from cutlayer.models import transformer
 from cutlayer.registry import SCHEMES
 
 
@@ -20,6 +25,13 @@ def pictures(n: int, seed: int) -> tuple[Tensor, Tensor]:
 def words(n: int, seed: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return torch.randint(0, 9, (n, 5), generator=draw), torch.randint(0, 4, (n,), generator=draw)
+
+
+def photographs(n: int, seed: int) -> View:
+    """Stored images, standardised by channel; in training, shifted and mirrored."""
+    draw = np.random.default_rng(seed)
+    stored = StoredRows(draw.integers(0, 256, (n, 3, 8, 8), dtype=np.uint8), draw.integers(0, 4, n))
+    return View(stored, np.arange(n), Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.4), pad=1, flip=True))
 
 
 def network(width: int = 8, dropout: float = 0.0) -> nn.Sequential:
@@ -57,7 +69,7 @@ class Attending(nn.Module):
         return out
 
 
-def transformer() -> nn.Sequential:
+def encoder() -> nn.Sequential:
     torch.default_generator.manual_seed(3)
     return nn.Sequential(nn.Embedding(9, 8), Attending(), nn.Linear(8, 4))
 
@@ -67,17 +79,39 @@ def recurrent(kind: type[nn.RNNBase]) -> nn.Sequential:
     return nn.Sequential(nn.Embedding(9, 6), Last(kind(6, 5, batch_first=True)), nn.Linear(5, 4))
 
 
+class Beside(nn.Module):
+    """Gives a mask beside the activations."""
+
+    def forward(self, h: Tensor) -> dict[str, Tensor]:
+        return {"h": h, "on": (h.detach() > 0).flatten(1).sum(1) > 90}
+
+
+class Masked(nn.Module):
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return x["h"] * x["on"][:, None, None, None]
+
+
+def beside() -> nn.Sequential:
+    """Two tensors at the cut."""
+    front, second, *back = network()
+    return nn.Sequential(nn.Sequential(front, Beside()), nn.Sequential(Masked(), second), *back)
+
+
+def attention() -> nn.Sequential:
+    torch.default_generator.manual_seed(3)
+    return transformer((5,), 4, vocabulary=9, width=8, heads=2, hidden=12, depth=2, dropout=0.0)
+
+
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and arguments of `cl.train`."""
     for scheme in SCHEMES:
         yield f"{scheme}", {"scheme": scheme, "backend": "loop"}
-    for scheme in ("fedavg", "smofi", "mergesfl", "cyclesfl"):
         yield f"{scheme} stacked", {"scheme": scheme, "backend": "stacked"}
     for scheme in ("smofi", "cyclepsl"):
         yield f"{scheme} cyclesl adam", {"scheme": scheme, "protocol": "cyclesl", "optimizer": "adam", "local_steps": 2}
     yield "dropout", {"scheme": "smofi", "model": network(dropout=0.3)}
     for backend in ("loop", "stacked"):
-        attending = {"model": transformer(), "rows": words, "sizes": (8,) * 5}
+        attending = {"model": encoder(), "rows": words, "sizes": (8,) * 5}
         yield f"dropout in attention, {backend}", {"scheme": "smofi", "backend": backend, **attending}
     yield "lstm", {"scheme": "smofi", "model": recurrent(nn.LSTM), "rows": words}
     yield "gru", {"scheme": "sflv2", "model": recurrent(nn.GRU), "rows": words}
@@ -96,15 +130,27 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "slowmo", {"scheme": "fedavg", "update": "slowmo", "optimizer": cl.Lion(lr=1e-3)}
     yield "fednag", {"scheme": "fedavg", "update": "fednag"}
     yield "rates by step", {"scheme": "sflv1", "lr_schedule": cl.Warmup(2, 3), "server_optimizer": cl.AdamW(lr=1e-3)}
+    sent: dict[str, Any] = {"data_on_device": "no"}
+    for backend in ("loop", "stacked"):
+        yield f"rows sent, {backend}", {"scheme": "smofi", "backend": backend, **sent}
+        yield f"images, {backend}", {"scheme": "smofi", "backend": backend, "rows": photographs}
+        yield f"images sent, {backend}", {"scheme": "smofi", "backend": backend, "rows": photographs, **sent}
+        yield f"attention, {backend}", {"scheme": "smofi", "backend": backend, "model": attention(), "rows": words}
+        yield f"two tensors at the cut, {backend}", {"scheme": "smofi", "backend": backend, "model": beside()}
+        yield f"detail, {backend}", {"scheme": "smofi", "backend": backend, "detail": True}
+    yield "rows sent, cycled", {"scheme": "cyclesfl", **sent}
+    yield "autocast", {"scheme": "smofi", "backend": "loop", "autocast": "bfloat16"}
+    yield "cut drawn anew", {"scheme": "smofi", "cut": (0, 2)}
 
 
 def train(device: str, arguments: dict[str, Any]) -> cl.Result:
-    """Five clients of different sizes, two rounds."""
+    """Five clients of different sizes, two rounds. `tested`: rows of the test set, where there is one for all."""
     given = {"model": network(), "rows": pictures, "batch_size": 4, "local_epochs": 1, "rounds": 2, **arguments}
-    rows, sizes = given.pop("rows"), given.pop("sizes", (9, 13, 17, 21, 25))
+    rows, sizes, tested = given.pop("rows"), given.pop("sizes", (9, 13, 17, 21, 25)), given.pop("tested", 40)
     clients = [rows(n, j) for j, n in enumerate(sizes)]
-    test: Any = [rows(7, 50 + j) for j in range(len(sizes))] if given.get("protocol") == "cyclesl" else rows(40, 50)
-    return cl.train(given.pop("model"), clients, test, cut=0, device=device, **given)
+    each = given.get("protocol") == "cyclesl"
+    test: Any = [rows(7, 50 + j) for j in range(len(sizes))] if each else rows(tested, 50)
+    return cl.train(given.pop("model"), clients, test, device=device, **{"cut": 0, **given})
 
 
 def weights(result: cl.Result) -> dict[str, Tensor]:

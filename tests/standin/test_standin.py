@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.standin import cases
+from tests.standin import cases, ranks, runs
 from tests.standin.build import compiler
-from tests.standin.play import RANKS, SERVED
 
 FOLDER = os.environ.get("CUTLAYER_STANDIN")
 pytestmark = [
@@ -28,41 +24,45 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 NAMES = [name for name, _ in cases.cases()]
-ROUNDED = ("lstm", "gru", "adaptive")  # other kernels, or sums in another order, than on the CPU
+GROWN = ("", "clients", "weights", "rounds")
+ROUNDED = ("lstm", "gru", "adaptive", "attention")  # other kernels, or sums in another order, than on the CPU
 BOTH = [f"{scheme} {backend}" for scheme in cases.SCHEMES for backend in ("loop", "stacked")]
 
 
-def _command(file: Path) -> list[str]:
-    return [sys.executable, "-m", "tests.standin.play", str(Path(FOLDER or "").absolute()), str(file)]
-
-
 class Played:
-    """The process with the device, and what it has found so far. It takes minutes, each finding seconds."""
+    """The process with the device, and what it has found so far: what it is asked for, seconds each."""
 
     def __init__(self, folder: Path) -> None:
-        self.file, self.said = folder / "found.jsonl", folder / "said.txt"
-        self.file.touch()
+        self.said = folder / "said.txt"
+        command = [sys.executable, "-m", "tests.standin.play", str(Path(FOLDER or "").absolute())]
         with self.said.open("w") as said:
-            self.process = subprocess.Popen(_command(self.file), stdout=subprocess.DEVNULL, stderr=said, cwd=ROOT)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, cwd=ROOT, text=True
+            )
+        self.found: dict[str, Any] = {}
 
     def __call__(self, what: str) -> Any:
-        """Wait until this is found."""
-        while True:
-            ended = self.process.poll() is not None
-            whole, _, _ = self.file.read_text().rpartition("\n")
-            found = dict(map(json.loads, whole.splitlines()))
-            if what in found:
-                return found[what]
-            assert not ended, f"{what} was not found: {self.said.read_text()[-4000:]}"
-            time.sleep(0.1)
+        if what not in self.found:
+            assert self.process.stdin is not None and self.process.stdout is not None
+            self.process.stdin.write(f"{what}\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+            assert line, f"{what} was not found: {self.said.read_text()[-4000:]}"
+            self.found[what] = json.loads(line)
+        value, wrong = self.found[what]
+        assert not wrong, wrong
+        return value
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     played = Played(tmp_path_factory.mktemp("standin"))
     yield played
-    played.process.kill()
-    played.process.wait()
+    played.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,21 +78,31 @@ def test_the_host_does_not_wait_inside_a_step(found: Played, name: str) -> None:
     assert (added["waits"], added["blocking_uploads"], added["downloads"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("scheme", SERVED)
+@pytest.mark.parametrize("scheme", runs.SERVED)
 def test_a_server_on_the_device(found: Played, scheme: str) -> None:
-    assert found(f"served {scheme}")
+    assert found(f"served {scheme}") == 0
+
+
+def test_clients_that_join_on_the_device(found: Played) -> None:
+    assert found("joined") == found("joined a server on the CPU") == 0
+
+
+def test_what_a_round_was_for_each_client(found: Played) -> None:
+    """Cosines are divided on the device, in its own precision."""
+    assert found("detailed") <= 1e-6
 
 
 def test_data_on_the_device_and_a_resumed_run(found: Played) -> None:
     stored = found("stored")
-    assert len(stored) == 3 and all(stored.values()), stored
+    assert len(stored) == 3 and not any(stored.values()), stored
 
 
 @pytest.mark.parametrize("rows", ["tensors", "shared"])
 def test_rows_on_the_device_are_sent_once(found: Played, rows: str) -> None:
-    """That the weights are the CPU's is checked where they are."""
-    sent = found("uploaded")[rows]
-    assert sent["auto"] == sent["yes"] < sent["no"] / 2
+    uploaded = found("uploaded")
+    sent, differences = zip(*(uploaded[f"{rows} {where}"] for where in ("yes", "no", "auto")), strict=True)
+    assert sent[2] == sent[0] < sent[1] / 2
+    assert not any(differences)
 
 
 def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Played) -> None:
@@ -105,7 +115,7 @@ def test_stacks_fit_into_the_free_memory_and_a_resumed_run_keeps_them(found: Pla
         assert size is None or need <= 0.75 * mib * 2**20
     assert stacks["asked"] == 16
     begun, resumed = stacks["begun and resumed"]
-    assert begun == resumed == sizes[1] is not None and stacks["same bits"]
+    assert begun == resumed == sizes[1] is not None and stacks["difference"] == 0
 
 
 def test_threads_beside_a_device_are_refused(found: Played) -> None:
@@ -126,21 +136,15 @@ def test_a_block_of_figures_to_paste(found: Played) -> None:
 
 @pytest.mark.timeout(600)
 def test_two_ranks_each_with_a_device_of_its_own(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "STANDIN_DEVICES": "2"}
-    ranks = [
-        subprocess.Popen(_command(tmp_path / "found.json"), env={**common, "RANK": r, "LOCAL_RANK": r}, cwd=ROOT)
-        for r in ("0", "1")
-    ]
-    assert [rank.wait() for rank in ranks] == [0, 0]
-    there, given = json.loads((tmp_path / "found.json").read_text()), dict(cases.cases())
-    assert list(there) == list(RANKS)
-    for name, weights in there.items():
-        for key, w in cases.weights(cases.train("cpu", given[name])).items():
-            difference = (torch.tensor(weights[key], dtype=torch.float64) - w.double()).abs()
-            assert not w.numel() or float(difference.max()) <= (1e-6 if name == "adaptive" else 0), (name, key)
+    found, given = ranks.launched("standin", tmp_path / "found"), dict(cases.cases())
+    assert [rank["device"] for rank in found] == ["standin:0", "standin:1"]
+    for rank in found:
+        assert rank["shared"].startswith("device = 'standin:0': expected one device for each rank of a machine")
+        assert list(rank["weights"]) == [*ranks.ORDERED, ranks.FAST, ranks.SENT]
+        for name, weights in rank["weights"].items():
+            alone = cases.weights(cases.train("cpu", given[name.partition(",")[0]]))
+            within = 1e-6 if name in ("adaptive", ranks.FAST) else 0
+            assert ranks.farthest(weights, alone) <= within, name
 
 
 def test_a_run_uses_no_more_memory_than_was_said(found: Played) -> None:
@@ -152,6 +156,17 @@ def test_a_run_uses_no_more_memory_than_was_said(found: Played) -> None:
 
 @pytest.mark.parametrize("name", BOTH)
 def test_waits_depend_on_neither_weights_nor_clients(found: Played, name: str) -> None:
-    base, clients, weights = (found(f"budget {name}")[k] for k in ("base", "more clients", "more weights"))
+    budget = found(f"budget {name}")
+    base, clients, weights, rounds = (budget[f"more {what}"] if what else budget["base"] for what in GROWN)
     assert clients["waits"] == weights["waits"] == base["waits"]
     assert clients["launches"] > base["launches"] == weights["launches"]
+    assert 0 < rounds["waits"] - base["waits"] <= 6
+
+
+def test_four_batches_are_tested_without_a_wait(found: Played) -> None:
+    """512 rows each; and of test sets that clients have, those of four clients. Two rounds are tested."""
+    testing = found("testing")
+    one, *batches = testing["batches"]
+    assert [waits - one for waits in batches] == [0, 2, 2, 4]
+    four, *clients = testing["clients"]
+    assert [waits - four for waits in clients] == [2, 4]
