@@ -123,6 +123,7 @@ def findings(counters: Any) -> dict[str, Callable[[], Any]]:
         "refused": refused,
         "bench": benched,
         "peaks": functools.partial(runs.peaks, DEVICE),
+        **{f"limited {width}": functools.partial(runs.limited, DEVICE, width, batch) for width, batch in runs.SIZES},
         "testing": functools.partial(runs.testing, count),
         **{f"budget {scheme} {how}": functools.partial(runs.budget, count, scheme, how) for scheme, how in both},
     }

@@ -18,6 +18,7 @@ from tests.standin import cases
 
 SERVED = ("smofi", "mergesfl", "cyclesfl", "sflv2", "sglr")
 PLACES = ("yes", "no", "auto")  # of rows: on the device, sent step by step
+MIB = 2**20
 SIZES = ((8, 16), (2000, 4))  # widths of a model, and its batch sizes
 Count = Callable[[dict[str, Any]], dict[str, int]]
 """Plays a run on the device, and returns what it cost, by name."""
@@ -141,20 +142,39 @@ def testing(count: Count) -> dict[str, list[int]]:
 
 def peaks(device: str, sizes: Sequence[tuple[int, int]] = SIZES) -> dict[str, list[float]]:
     """What runs are said to need, and the peak of what they used, in bytes: small and wide models, both backends."""
-    module, found = torch.get_device_module(device), {}
+    found = {}
     schemes = ("fedavg", "smofi", "sflv2", "mergesfl", "psl", "cyclesfl", cl.Aligned(lam=0.5))
     for scheme, backend, optimizer in product(schemes, ("loop", "stacked"), ("sgd", "adam")):
         for width, batch in sizes:
-            data = [cases.pictures(32, j) for j in range(8)]
             told: dict[str, Any] = {"scheme": scheme, "backend": backend, "optimizer": optimizer, "batch_size": batch}
-            told["data_on_device"] = "no"  # rows are not counted
-            gc.collect()
-            module.reset_peak_memory_stats()
-            before = module.memory_allocated()
-            run = cl.rounds(cases.network(width), data, cut=0, rounds=2, local_epochs=1, device=device, **told)
-            need = run.setup.need().total
-            for _ in run:
-                pass
-            found[f"{scheme} {backend} {optimizer} {width}"] = [need, module.max_memory_allocated() - before]
-            del run
+            found[f"{scheme} {backend} {optimizer} {width}"] = list(peak(device, width, **told))
     return found
+
+
+def limited(device: str, width: int, batch: int) -> dict[str, list[float]]:
+    """The limits of runs that test, and the peak of what they used, in bytes. A limit is about what looped clients need
+    without testing; where clients may train in groups, it is less."""
+    found = {}
+    for scheme, backend in product(("fedavg", "smofi", "mergesfl", "psl", "cyclesfl"), ("loop", "stacked")):
+        told: dict[str, Any] = {"scheme": scheme, "batch_size": batch}
+        if scheme != "psl":  # clients that keep their fronts have test rows each
+            told["test"] = cases.pictures(700, 9)
+        least, _ = peak(device, width, **{**told, "test": None, "backend": "loop"})
+        limit = least * (0.9 if scheme in ("fedavg", "psl") else 1.05)
+        _, used = peak(device, width, **told, backend=backend, memory_limit=limit / MIB)
+        found[f"{scheme} {backend}"] = [limit, used]
+    return found
+
+
+def peak(device: str, width: int, **told: Any) -> tuple[float, int]:
+    """What a run is said to need, and the peak of what it used. Rows are not counted: they stay where they are."""
+    module, data = torch.get_device_module(device), [cases.pictures(32, j) for j in range(8)]
+    gc.collect()
+    module.reset_peak_memory_stats()
+    before = module.memory_allocated()
+    given = {"cut": 0, "rounds": 2, "local_epochs": 1, "data_on_device": "no", **told}
+    run = cl.rounds(cases.network(width), data, device=device, **given)
+    need = run.setup.need().total
+    for _ in run:
+        pass
+    return need, module.max_memory_allocated() - before
