@@ -17,7 +17,7 @@ import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
-PART, TOGETHER = 2**16, 8
+PART, TOGETHER = 2**17, 8
 """How many numbers to process in one call, and how many rows of short vectors: they fit the cache and are worth it."""
 ALL = 2**62
 
