@@ -30,6 +30,7 @@ test: .venv/installed
 
 test-extras: export CUTLAYER_STANDIN := build/standin
 test-extras: build/extras/installed
+	build/extras/bin/python -m tests.standin.build $(CUTLAYER_STANDIN)
 	build/extras/bin/pytest --numprocesses auto --dist loadfile --quiet -m extras
 
 nightly: export OMP_NUM_THREADS := 1

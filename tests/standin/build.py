@@ -1,10 +1,14 @@
-"""Compile the stand-in device, once, with the C++ compiler of this machine."""
+"""Compile the stand-in device, once, with the C++ compiler of this machine: python -m tests.standin.build FOLDER
+
+It takes a minute or more, so `make test-extras` does it before the tests, which have their limits of time.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -40,3 +44,10 @@ def built(folder: Path) -> Path:
             raise RuntimeError(f"the stand-in device cannot be compiled:\n{done.stderr[:20000]}")
         partial.rename(made)
     return made
+
+
+if __name__ == "__main__":
+    if compiler() is None:
+        print("there is no C++ compiler for the stand-in device: its tests will be skipped")
+    else:
+        built(Path(sys.argv[1]))

@@ -122,7 +122,7 @@ def findings(counters: Any) -> dict[str, Callable[[], Any]]:
         "stacks": stacks,
         "refused": refused,
         "bench": benched,
-        "peaks": functools.partial(runs.peaks, DEVICE),
+        **{f"peaks {scheme}": functools.partial(runs.peaks, DEVICE, scheme) for scheme in runs.MEASURED},
         **{f"limited {width}": functools.partial(runs.limited, DEVICE, width, batch) for width, batch in runs.SIZES},
         "testing": functools.partial(runs.testing, count),
         **{f"budget {scheme} {how}": functools.partial(runs.budget, count, scheme, how) for scheme, how in both},

@@ -19,6 +19,7 @@ from tests.standin import cases
 SERVED = ("smofi", "mergesfl", "cyclesfl", "sflv2", "sglr")
 PLACES = ("yes", "no", "auto")  # of rows: on the device, sent step by step
 MIB = 2**20
+MEASURED = ("fedavg", "smofi", "sflv2", "mergesfl", "psl", "cyclesfl", "aligned")  # schemes whose memory is measured
 SIZES = ((8, 16), (2000, 4))  # widths of a model, and its batch sizes
 Count = Callable[[dict[str, Any]], dict[str, int]]
 """Plays a run on the device, and returns what it cost, by name."""
@@ -140,14 +141,13 @@ def testing(count: Count) -> dict[str, list[int]]:
     }
 
 
-def peaks(device: str, sizes: Sequence[tuple[int, int]] = SIZES) -> dict[str, list[float]]:
-    """What runs are said to need, and the peak of what they used, in bytes: small and wide models, both backends."""
-    found = {}
-    schemes = ("fedavg", "smofi", "sflv2", "mergesfl", "psl", "cyclesfl", cl.Aligned(lam=0.5))
-    for scheme, backend, optimizer in product(schemes, ("loop", "stacked"), ("sgd", "adam")):
-        for width, batch in sizes:
-            told: dict[str, Any] = {"scheme": scheme, "backend": backend, "optimizer": optimizer, "batch_size": batch}
-            found[f"{scheme} {backend} {optimizer} {width}"] = list(peak(device, width, **told))
+def peaks(device: str, name: str, sizes: Sequence[tuple[int, int]] = SIZES) -> dict[str, list[float]]:
+    """What runs of a scheme are said to need, and the peak of what they used, in bytes: small and wide models, both
+    backends, two optimizers."""
+    found, scheme = {}, cl.Aligned(lam=0.5) if name == "aligned" else name
+    for backend, optimizer, (width, batch) in product(("loop", "stacked"), ("sgd", "adam"), sizes):
+        told: dict[str, Any] = {"scheme": scheme, "backend": backend, "optimizer": optimizer, "batch_size": batch}
+        found[f"{backend} {optimizer} {width}"] = list(peak(device, width, **told))
     return found
 
 
