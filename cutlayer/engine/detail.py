@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from cutlayer.clients.cohort import Fault
-from cutlayer.core.devices import to_host
 from cutlayer.engine.aggregate import Aggregator
 from cutlayer.engine.records import Detail, Ledger
 from cutlayer.schemes.server import Server
@@ -44,9 +44,10 @@ def observed(ledger: Ledger, aggregator: Aggregator, server: Server) -> Observed
 
 
 def numbers(values: Sequence[float | Tensor]) -> list[float]:
-    """Return values as numbers; a GPU is waited for once."""
-    here = iter(to_host([value for value in values if isinstance(value, Tensor)]))
-    return [float(next(here)) if isinstance(value, Tensor) else value for value in values]
+    """Return values as numbers; they come from a GPU together."""
+    there = [value for value in values if isinstance(value, Tensor)]
+    here = iter(torch.stack(there).tolist() if there else ())
+    return [next(here) if isinstance(value, Tensor) else value for value in values]
 
 
 def mean(values: Sequence[float]) -> float | None:
