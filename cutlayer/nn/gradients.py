@@ -50,9 +50,10 @@ def differentiate(
 class _InPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets a matrix product write the gradient of a large weight into its row, instead of a buffer that is copied.
 
-    Which product is a gradient shows only afterwards. So a product of the right shape is written into the row of such
-    a weight, the last weight's first, and each row is written once. Where it was another product, the gradient is
-    copied over it when the backward pass has ended.
+    Which product is a gradient shows only afterwards. So a product of the right shape, whose left factor lies column by
+    column as a layer's gradients do (their transpose times its inputs), is written into the row of such a weight, the
+    last weight's first, and each row is written once. Where it was another product, the gradient is copied over it when
+    the backward pass has ended.
     """
 
     def __init__(self, places: Sequence[Tensor]) -> None:
@@ -68,7 +69,7 @@ class _InPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if operation is torch.ops.aten.mm.default:
+        if operation is torch.ops.aten.mm.default and args[0].stride(0) == 1:
             a, b = args
             some = self.places.get((a.dtype, torch.Size((a.shape[0], b.shape[1]))))
             if some:

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from torch import nn
 from torch._C._functorch import is_batchedtensor
 
 from cutlayer.bench import accelerator
@@ -15,9 +16,10 @@ CPU = torch.device("cpu")
 
 
 def living() -> int:
-    """Bytes of all tensors of this process."""
+    """Bytes of all plain tensors of this process; other tests may have left some that have no memory of their own."""
     gc.collect()
-    tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and not is_batchedtensor(t)]
+    tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and not is_batchedtensor(t)]
+    tensors = [t for t in tensors if t.device == CPU and t.layout == torch.strided]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
