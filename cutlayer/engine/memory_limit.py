@@ -191,9 +191,10 @@ def measured(
 class Fit:
     """How a round fits into memory. Neither the stacks nor the rows depend on the number of threads.
 
-    how     the backend: stacks so small that they fit, and as many threads as fit beside them
-    group   clients that train at a time (None: all of a round)
-    rows    rows of a test batch, at most, and how many threads test at once
+    how       the backend: stacks so small that they fit, and as many threads as fit beside them
+    group     clients that train at a time (None: all of a round)
+    rows      rows of a test batch, at most
+    testers   threads that test at once
     """
 
     how: Backend
