@@ -211,6 +211,7 @@ class Study:
     data_dir: str | None = None
     workers: int = 2
     rounds: Callable[[Studied], int] | None = None  # of a method's test; None: as the setting says
+    longer: Mapping[str, int] = field(default_factory=dict)  # settings whose tuning has so many times the rounds
 
     def base(self, setting: str, **more: Any) -> dict[str, Any]:
         told = {**self.settings[setting], **more, "data_dir": self.data_dir}
@@ -225,11 +226,12 @@ class Study:
         """Choose each method's values by successive halving, with the same budget for every method."""
         alive, runs = {m.label: m.points() for m in self.methods(setting)}, self.runs(setting)
         chosen, scores = {}, []
-        for settings, rounds in RUNGS:
+        rungs = [(settings, rounds * self.longer.get(setting, 1)) for settings, rounds in RUNGS]
+        for settings, rounds in rungs:
             jobs = []
             for m in self.methods(setting):
                 for point in alive[m.label][:settings]:
-                    values = self.base(setting, rounds=RUNGS[-1][1], seed=TUNED_WITH, validation=VALIDATION)
+                    values = self.base(setting, rounds=rungs[-1][1], seed=TUNED_WITH, validation=VALIDATION)
                     folder = runs.out / "tuning" / slug(m.label) / name_of(point)
                     jobs.append(Job(text.merge(values, m.values(point)), folder, rounds))
             runs.train(jobs, self.workers)
