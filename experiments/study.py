@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from collect import commit
+from collect import commit, machine
 
 import cutlayer as cl
 from cutlayer.core import heap
@@ -136,6 +136,7 @@ class Runs:
         rounds = journal.read(job.folder / journal.FILE) if (job.folder / journal.FILE).exists() else []
         line = {
             **{"run": self.name(job.folder), "config": digest(job.values), "commit": commit()},
+            "machine": machine(),
             "diverged": len(rounds) < job.upto,
             **{name: [_short(getattr(r, name)) for r in rounds] for name in COLUMNS},
             **{name: sum(getattr(r, name) for r in rounds) for name in TOTALS},
@@ -253,9 +254,9 @@ class Study:
     def tests(self, setting: str) -> Iterator[tuple[Studied, int, Job]]:
         """The runs that are tested, with the values that were chosen."""
         chosen = json.loads(self.tuned(setting).read_text())["chosen"]
-        for seed in TESTED_WITH:
-            for m in self.methods(setting):
-                rounds = int(self.settings[setting]["rounds"]) if self.rounds is None else self.rounds(m)
+        for m in self.methods(setting):
+            rounds = int(self.settings[setting]["rounds"]) if self.rounds is None else self.rounds(m)
+            for seed in TESTED_WITH:
                 values = text.merge(self.base(setting, seed=seed, rounds=rounds), m.values(chosen[m.label]))
                 folder = self.runs(setting).out / "test" / slug(m.label) / f"seed-{seed}"
                 yield m, seed, Job(values, folder, rounds)
