@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from study import GLOBAL, MOMENTA, RATES, Studied, Study, set_aside
+from study import GLOBAL, KEPT, MOMENTA, RATES, Studied, Study, set_aside
 
+from cutlayer.report.curves import draw
 from cutlayer.report.measure import Measure
-from cutlayer.report.paired import difference
-from cutlayer.report.summary import Outcome, Trained, tabulate
+from cutlayer.report.paired import Difference, difference
+from cutlayer.report.summary import Outcome, Row, Trained, tabulate
 
 PRIMARY = ("SMoFi + FedAvgM", "FedAvgM")
+HEAD = """| method | values | mean of the last ten, % | SMoFi + FedAvgM less it | R | T | drift, server | seeds |
+| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"""
 BOTH = {"lr": RATES, "momentum": MOMENTA, "beta_g": GLOBAL}
 METHODS = (
     Studied("FedAvg", {"scheme": "fedavg"}),
@@ -85,35 +90,66 @@ def methods(setting: str) -> list[Studied]:
 
 
 def show(study: Study, setting: str) -> None:
-    """Print the table and the comparisons that were named beforehand; write is_it_fusion.json beside this file."""
+    """Print the page's table of a setting, with the comparisons that were named beforehand; write the numbers into
+    is_it_fusion.json beside this file, and the curves into studies/."""
     outcomes: dict[str, list[Outcome]] = {m.label: [] for m in methods(setting)}
-    runs = study.runs(setting)
-    for m, seed, job in study.tests(setting):
+    runs, tests = study.runs(setting), list(study.tests(setting))
+    for m, seed, job in tests:
         rounds = runs.rounds(job.folder)
         if rounds:
             outcomes[m.label].append(Outcome(seed, rounds, "complete" if len(rounds) == job.upto else "diverged"))
     found = tabulate([Trained(label, some) for label, some in outcomes.items()], Measure("last_ten"))
-    rows = {row.label: row for row in found.rows}
-    kept: dict[str, Any] = {"setting": setting, "primary": PRIMARY, "rows": {}, "differences": {}}
+    rows = {row.label: row for row in found.rows if row.outcomes}
+    chosen = json.loads(study.tuned(setting).read_text())["chosen"]
+    kept: dict[str, Any] = {"primary": PRIMARY, "target": found.target, "rows": {}}
+    print(f"{setting}: R and T are rounds and simulated time to {found.goal}\n\n{HEAD}")
     for label, row in rows.items():
-        drift = [r.drift_server for o in row.outcomes for r in o.rounds if r.drift_server is not None]
-        kept["rows"][label] = {
-            "seeds": [o.seed for o in row.outcomes],
-            "last_ten": [o.last_ten for o in row.outcomes],
-            "best": [o.best for o in row.outcomes],
-            "rounds_to_target": row.rounds_to_target,
-            "time_to_target": row.time_to_target,
-            "drift_server": statistics.fmean(drift) if drift else None,
-        }
-        other = difference(rows[PRIMARY[0]], row, found)
-        if other is not None and label != PRIMARY[0]:
-            kept["differences"][label] = [other.score.mean, other.score.half]
-            star = " *" if other.score.excludes_zero else ""
-            print(f"{PRIMARY[0]} - {label}: {100 * other.score.mean:+.2f} ± {100 * other.score.half:.2f} points{star}")
-        print(label, f"{100 * row.last_ten:.2f} %", "R", row.rounds_to_target)
+        less = difference(rows[PRIMARY[0]], row, found) if PRIMARY[0] in (rows.keys() - {label}) else None
+        kept["rows"][label] = {**_numbers(row), "less": less and [less.score.mean, less.score.half]}
+        print(_line(row, chosen[label], less))
+    folders = {runs.name(job.folder) for *_, job in tests}
+    print("\n" + _origin([line for name, line in runs.known().items() if name in folders]))
+    (KEPT / f"fusion-{setting}.png").write_bytes(draw(found))
     path = Path(__file__).with_name("is_it_fusion.json")
     known = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**known, setting: kept}, indent=1) + "\n")
+
+
+def _numbers(row: Row) -> dict[str, Any]:
+    """What is written down of a method: every seed's scores, and the means."""
+    drift = [value for o in row.outcomes for _, value in o.values("drift_server")]
+    return {
+        "seeds": [o.seed for o in row.outcomes],
+        "last_ten": [o.last_ten for o in row.outcomes],
+        "best": [o.best for o in row.outcomes],
+        "rounds_to_target": row.rounds_to_target,
+        "time_to_target": row.time_to_target,
+        "drift_server": statistics.fmean(drift) if drift else None,
+    }
+
+
+def _line(row: Row, values: Mapping[str, float], less: Difference | None) -> str:
+    """A line of the page's table."""
+    seeds, drift = len(row.outcomes), _numbers(row)["drift_server"]
+    cells = (
+        row.label,
+        ", ".join(f"{name} {value:g}" for name, value in values.items()),
+        f"{100 * row.score:.2f} ± {100 * row.score_std:.2f}",
+        f"{100 * less.score.mean:+.2f} ± {100 * less.score.half:.2f}" if less else "",
+        f"{row.rounds_to_target:.1f}" if row.rounds_to_target else f"{row.reached} of {seeds} seeds",
+        f"{row.time_to_target / 3600:.2f} h" if row.time_to_target else "-",
+        "-" if drift is None else f"{drift:.2f}",
+        str(seeds),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _origin(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Where runs come from: how many, how long, which commits, which machines."""
+    hours = math.fsum(line["seconds"] for line in lines) / 3600
+    commits = ", ".join(sorted({line["commit"] for line in lines}))
+    machines = "; ".join(sorted({line.get("machine", "a machine that was not noted") for line in lines}))
+    return f"{len(lines)} runs, {hours:.1f} hours of one core; commits {commits}; {machines}"
 
 
 def main() -> None:
